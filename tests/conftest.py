@@ -1,0 +1,15 @@
+"""Fixtures that several test files share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real data that the tests may read."""
+    folder = os.environ.get("DOBNB_TEST_DATA")
+    if not folder:
+        pytest.skip("DOBNB_TEST_DATA names no folder of real data")
+    return Path(folder)

@@ -1,0 +1,398 @@
+"""Streamed attention against the library's own eager attention, and a model that leaves as it came."""
+
+import copy
+import threading
+import weakref
+
+import pytest
+import torch
+import transformers as tf
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dobnb.capture import CaptureError, stream_attention
+
+SMALL = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=4)
+VISION = dict(**SMALL, image_size=32, patch_size=8)
+TEXT = dict(**SMALL, vocab_size=50, intermediate_size=32, max_position_embeddings=40)
+
+
+def pixels(dtype=torch.float32):
+    return {"pixel_values": torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=dtype)}
+
+
+def words(dtype=None):
+    """Two sentences, the second padded from its eighth position on."""
+    ids = torch.randint(5, 50, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+MODELS = {
+    "dinov2": (tf.Dinov2Model, tf.Dinov2Config(**VISION, mlp_ratio=2), pixels),
+    "dinov2_with_registers": (
+        tf.Dinov2WithRegistersModel,
+        tf.Dinov2WithRegistersConfig(**VISION, mlp_ratio=2, num_register_tokens=4),
+        pixels,
+    ),
+    "vit": (tf.ViTModel, tf.ViTConfig(**VISION, intermediate_size=32), pixels),
+    "deit": (tf.DeiTModel, tf.DeiTConfig(**VISION, intermediate_size=32), pixels),
+    "clip_vision": (tf.CLIPVisionModel, tf.CLIPVisionConfig(**VISION, intermediate_size=32), pixels),
+    "bert": (tf.BertModel, tf.BertConfig(**TEXT), words),
+    "roberta": (tf.RobertaModel, tf.RobertaConfig(**TEXT, pad_token_id=1), words),
+    "distilbert": (
+        tf.DistilBertModel,
+        tf.DistilBertConfig(dim=24, n_layers=3, n_heads=4, hidden_dim=32, vocab_size=50),
+        words,
+    ),
+    "gpt2": (tf.GPT2Model, tf.GPT2Config(n_embd=24, n_layer=3, n_head=4, vocab_size=50, n_positions=40), words),
+    "llama": (tf.LlamaModel, tf.LlamaConfig(**TEXT, num_key_value_heads=2), words),
+}
+
+
+def build(name, dtype=torch.float32, attention="sdpa", scale=1.0):
+    kind, config, inputs = MODELS[name]
+    torch.manual_seed(0)
+    model = kind._from_config(copy.deepcopy(config), attn_implementation=attention).eval().to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model, inputs(dtype)
+
+
+def captured(model, inputs):
+    layers = []
+
+    def sink(layer, weights):
+        assert layer == len(layers)
+        layers.append(weights.clone())
+
+    output = stream_attention(model, inputs, sink)
+    return layers, output
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("name", MODELS)
+def test_parity_with_the_librarys_own_attentions(name, dtype, tolerance):
+    model, inputs = build(name, dtype)
+    reference, _ = build(name, dtype, attention="eager")
+    with torch.no_grad():
+        expected = reference(**inputs, output_attentions=True)
+    layers, output = captured(model, inputs)
+    assert len(layers) == len(expected.attentions) == 3
+    for ours, theirs in zip(layers, expected.attentions, strict=True):
+        assert ours.dtype == dtype and ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= tolerance
+    assert (output.last_hidden_state - expected.last_hidden_state).abs().max() <= 10 * tolerance
+
+
+@pytest.mark.parametrize("name", ["dinov2", "bert"])
+def test_parity_where_softmax_saturates(name):
+    model, inputs = build(name, torch.float64, scale=40.0)
+    reference, _ = build(name, torch.float64, attention="eager", scale=40.0)
+    with torch.no_grad():
+        expected = reference(**inputs, output_attentions=True).attentions
+    layers, _ = captured(model, inputs)
+    assert max(weights.max().item() for weights in layers) > 0.999
+    for ours, theirs in zip(layers, expected, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-12
+
+
+def test_attention_is_the_softmax_of_scaled_scores():
+    """The definition, from the projections of the first layer; no attention code of the library takes part."""
+    model, inputs = build("dinov2", torch.float64)
+    layers, _ = captured(model, inputs)
+    block = model.encoder.layer[0]
+    with torch.no_grad():
+        x = block.norm1(model.embeddings(inputs["pixel_values"]))
+        names = {name.split(".")[-2]: p for name, p in block.attention.named_parameters() if name.endswith("weight")}
+        q, k = (
+            (x @ names[next(n for n in names if n.startswith(letter))].T).view(2, 17, 4, 6).transpose(1, 2)
+            for letter in "qk"  # biases are 0 in a new model
+        )
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / 6**0.5
+    expected = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    assert (layers[0] - expected).abs().max() <= 1e-12
+
+
+def test_padding_gets_no_attention():
+    """A custom attention function that is registered without a mask function gives padding its share."""
+    for weights in captured(*build("bert"))[0]:
+        assert weights[1, :, :, 7:].max() == 0
+        assert weights[0].min() > 0
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_model_leaves_as_it_came(name, implementation):
+    model, inputs = build(name, attention=implementation)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        before = model(**inputs).last_hidden_state
+        captured(model, inputs)
+        after = model(**inputs).last_hidden_state
+    assert torch.equal(before, after)
+    assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")} == {
+        implementation
+    }
+    assert not any(module.training for module in model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_inner_configs_keep_their_own_implementation():
+    config = tf.CLIPConfig(
+        text_config=dict(**TEXT), vision_config=dict(**VISION, intermediate_size=32), projection_dim=8
+    )
+    model = tf.CLIPModel._from_config(
+        config, attn_implementation={"text_config": "eager", "vision_config": "sdpa"}
+    ).eval()
+    before = [part.config._attn_implementation for part in (model, model.text_model, model.vision_model)]
+    assert before[1:] == ["eager", "sdpa"]
+    with pytest.raises(CaptureError, match="pass the encoder alone"):
+        stream_attention(model, {}, print)
+    assert len(captured(model.vision_model, pixels())[0]) == 3
+    assert [part.config._attn_implementation for part in (model, model.text_model, model.vision_model)] == before
+
+
+def test_no_gradients_and_the_models_own_output():
+    model, inputs = build("dinov2")
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+    _, output = captured(model, inputs)
+    assert type(output) is type(model(**inputs))
+    assert not output.last_hidden_state.requires_grad
+    assert torch.allclose(output.last_hidden_state, expected, atol=1e-5)
+
+
+def test_one_layer_is_alive_at_a_time():
+    model, inputs = build("dinov2")
+    seen = []
+
+    def sink(layer, weights):
+        assert all(reference() is None for reference in seen)
+        seen.append(weakref.ref(weights))
+
+    stream_attention(model, inputs, sink)
+    assert len(seen) == 3 and seen[-1]() is None
+
+
+def test_the_sink_may_overwrite_the_weights():
+    model, inputs = build("dinov2")
+    expected, output = captured(model, inputs)
+    kept = []
+
+    def sink(layer, weights):
+        kept.append(weights.clone())
+        weights.zero_()
+
+    assert torch.equal(stream_attention(model, inputs, sink).last_hidden_state, output.last_hidden_state)
+    assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
+
+
+def test_an_exception_in_the_sink_leaves_the_model_as_it_came():
+    model, inputs = build("dinov2")
+    expected, _ = captured(model, inputs)
+
+    def sink(layer, weights):
+        if layer == 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stream_attention(model, inputs, sink)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(a, b) for a, b in zip(captured(model, inputs)[0], expected, strict=True))
+
+
+@pytest.mark.parametrize("other", ["dinov2", "vit"])
+def test_nested_use(other):
+    """The sink streams the same model, or another, and runs it plainly; neither ends up in the outer run."""
+    model, inputs = build("dinov2")
+    inner = model if other == "dinov2" else build(other)[0]
+    alone, expected = captured(inner, inputs)[0], captured(model, inputs)[0]
+    outer = []
+
+    def sink(layer, weights):
+        outer.append(weights.clone())
+        inner(**inputs)
+        assert all(torch.equal(a, b) for a, b in zip(captured(inner, inputs)[0], alone, strict=True))
+
+    stream_attention(model, inputs, sink)
+    assert all(torch.equal(a, b) for a, b in zip(outer, expected, strict=True))
+    assert model.config._attn_implementation == inner.config._attn_implementation == "sdpa"
+
+
+def test_threads_that_share_a_model():
+    """One streams, one streams other inputs, one only runs the model, all at once."""
+    model, inputs = build("dinov2")
+    others = {"pixel_values": inputs["pixel_values"].flip(-1)}
+    expected = {0: captured(model, inputs)[0], 1: captured(model, others)[0]}
+    errors = []
+
+    def stream(key, given):
+        try:
+            for _ in range(10):
+                layers, _ = captured(model, given)
+                assert all(torch.equal(a, b) for a, b in zip(layers, expected[key], strict=True))
+        except BaseException as error:
+            errors.append(error)
+
+    def plain():
+        try:
+            for _ in range(40):
+                with torch.no_grad():
+                    model(**inputs)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=stream, args=pair) for pair in ((0, inputs), (1, others))]
+    threads.append(threading.Thread(target=plain))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert errors == []
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_runs_of_two_threads_on_one_model_take_turns():
+    """Were they to overlap, the one that ends first would take the other's attention away from under it."""
+    model, inputs = build("dinov2")
+    second_inside, first_done, errors = threading.Event(), threading.Event(), []
+
+    def first_sink(layer, weights):
+        if layer == 0:
+            second.start()
+            second_inside.wait(timeout=0.5)  # in vain, if they take turns
+
+    def second_sink(layer, weights):
+        second_inside.set()
+        first_done.wait(timeout=30)
+
+    def run_second():
+        try:
+            stream_attention(model, inputs, second_sink)
+        except BaseException as error:
+            errors.append(error)
+
+    second = threading.Thread(target=run_second)
+    stream_attention(model, inputs, first_sink)
+    first_done.set()
+    second.join(timeout=60)
+    assert errors == []
+    assert model.config._attn_implementation == "sdpa"
+
+
+# Refusals
+
+
+def refused(match, model, inputs, sink=lambda layer, weights: None):
+    before = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    with pytest.raises(CaptureError, match=match) as caught:
+        stream_attention(model, inputs, sink)
+    assert "\n" not in str(caught.value)
+    assert getattr(getattr(model, "config", None), "_attn_implementation", None) == before
+
+
+def test_a_model_in_training_mode_is_refused_and_stays_in_it():
+    model, inputs = build("dinov2")
+    model.encoder.layer[2].train()
+    refused("in training mode", model, inputs)
+    assert model.encoder.layer[2].training and not model.training
+
+
+def test_what_is_no_transformers_model_is_refused():
+    refused("Linear is not a transformers model", nn.Linear(2, 2), {})
+
+
+def test_a_compiled_model_is_refused():
+    model, inputs = build("dinov2")
+    refused("is not a transformers model", torch.compile(model), inputs)
+    model.compile()
+    refused("is compiled", model, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refused(dtype):
+    model, inputs = build("dinov2", dtype)
+    refused(f"attention is {dtype}", model, inputs)
+
+
+def test_autocast_is_refused():
+    model, inputs = build("dinov2")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        refused("leave autocast off", model, inputs)
+
+
+def test_nan_is_refused():
+    model, inputs = build("dinov2")
+    inputs["pixel_values"][1, 0, 3, 3] = torch.nan
+    refused("layer 0: attention is NaN", model, inputs)
+
+
+def test_output_attentions_is_refused():
+    model, inputs = build("dinov2", attention="eager")
+    refused("the sink receives them all", model, inputs | {"output_attentions": True})
+    model.config.output_attentions = True
+    refused("the sink receives them all", model, inputs)
+
+
+def test_rows_that_do_not_sum_to_one_are_refused(monkeypatch):
+    def sigmoid_attention(module, query, key, value, mask, scaling, **kwargs):
+        weights = (query @ key.mT * scaling).sigmoid()
+        return (weights @ value).transpose(1, 2), weights
+
+    model, inputs = build("dinov2")
+    monkeypatch.setattr(tf.models.dinov2.modeling_dinov2, "eager_attention_forward", sigmoid_attention)
+    refused("layer 0: a row of attention is off 1 by", model, inputs)
+
+
+def test_attention_without_an_eager_function_is_refused():
+    """An attention class of one's own that asks transformers for its function, but brings no eager one."""
+
+    class Foreign(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.config = config
+
+        def forward(self, hidden_states, attention_mask=None, **kwargs):
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+            heads = hidden_states.unflatten(-1, (4, 6)).transpose(1, 2)
+            output, weights = function(self, heads, heads, heads, attention_mask, scaling=1.0)
+            return output.flatten(2), weights
+
+    model, inputs = build("dinov2")
+    model.encoder.layer[0].attention = Foreign(model.config).eval()
+    refused("Foreign comes without an eager attention function", model, inputs)
+
+
+def test_a_layer_that_gives_no_attention_is_noticed():
+    """It could be one with an attention of its own, as some models have."""
+
+    class Silent(nn.Module):
+        def forward(self, hidden_states, **kwargs):
+            return hidden_states, None
+
+    model, inputs = build("dinov2")
+    model.encoder.layer[1].attention = Silent().eval()
+    refused("has 3 layers, but 2 gave attention", model, inputs)
+
+
+def test_cross_attention_is_refused():
+    config = tf.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)
+    model = tf.BertModel(config).eval()
+    inputs = words() | {"encoder_hidden_states": torch.rand(2, 5, 24)}
+    refused(r"layer 1: attention has shape \(2, 4, 12, 5\)", model, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+def test_cached_keys_are_refused():
+    model, inputs = build("gpt2")
+    with torch.no_grad():
+        cache = model(input_ids=inputs["input_ids"], use_cache=True).past_key_values
+    refused(
+        r"layer 0: attention has shape \(2, 4, 1, 13\)",
+        model,
+        {"input_ids": inputs["input_ids"][:, :1], "past_key_values": cache},
+    )
