@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,8 +53,8 @@ def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANC
     if rows not in ("stochastic", "substochastic"):
         raise MatrixError(f'rows must be "stochastic" or "substochastic", not {rows!r}')
     try:
-        # Nested lists hold Python floats, which are float64; torch alone would round them to float32.
-        A = torch.as_tensor(A) if hasattr(A, "dtype") else torch.as_tensor(A, dtype=torch.float64)
+        # numpy keeps Python floats in float64, which torch alone would round to float32.
+        A = A if isinstance(A, Tensor) else torch.as_tensor(np.asarray(A))
     except (TypeError, ValueError, RuntimeError) as error:
         raise MatrixError(f"not a numeric array: {error}; pass a tensor, an array or nested lists of numbers") from None
     if A.is_complex():

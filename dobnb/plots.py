@@ -1,0 +1,362 @@
+"""Figures of the book: one style, every figure a function of data.
+
+Each function returns a closed :class:`matplotlib.figure.Figure`, so a notebook cell that ends with the call shows it
+once. Figures are narrow enough for a phone, opaque white so that dark pages read, and tell their series apart by
+marker, line style or hatch as well as by a colour-blind palette. In figures tokens count from 1, as in the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
+
+from dobnb.dobrushin import attaining_pairs, pairwise_total_variation
+from dobnb.equality import NEAR_TIE, check_equality, dominance_slack
+from dobnb.stochastic import as_stochastic, check_alpha
+
+if TYPE_CHECKING:
+    from dobnb.measurement import Measurement
+
+WIDTH = 4.8
+"""Width of every figure, in inches: at 11 points the lettering stays readable when a phone shrinks it to 340 px."""
+
+COLORS = sns.color_palette("colorblind").as_hex()
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LINES = ("-", "--", "-.", ":")
+HATCHES = ("///", "...", "xxx", "\\\\\\")
+FAINT = "0.75"
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The one style of the book; figures made inside are closed on leaving, so pyplot holds no state."""
+    before = set(plt.get_fignums())
+    settings = {
+        "figure.facecolor": "white",
+        "figure.dpi": 160,
+        "figure.constrained_layout.use": True,
+        "axes.facecolor": "white",
+        "axes.edgecolor": "0.3",
+        "axes.titlesize": 11,
+        "axes.labelsize": 11,
+        "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same letters
+        "font.size": 11,
+        "grid.color": "0.88",
+        "hatch.linewidth": 0.8,
+        "legend.fontsize": 10,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 6,
+        "xtick.labelsize": 10,
+        "ytick.labelsize": 10,
+    }
+    try:
+        with plt.rc_context():
+            sns.set_theme(style="whitegrid", palette="colorblind", rc=settings)
+            yield
+    finally:
+        for number in set(plt.get_fignums()) - before:
+            plt.close(number)
+
+
+def _legend_above(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None:
+    """One legend for the whole figure, above its panels, where it can cover no data."""
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, handletextpad=0.6, columnspacing=1.4)
+
+
+def row_overlaps(A: Any) -> Figure:
+    """The two rows of every pair as bars, and in grey what they share: total variation is one minus the grey mass.
+
+    :param A: row-stochastic, shape (N, N); meant for N = 3, one panel a pair.
+    """
+    rows = as_stochastic(A).numpy()
+    tv = pairwise_total_variation(A).numpy()
+    pairs = list(itertools.combinations(range(len(rows)), 2))
+    columns = np.arange(1, len(rows) + 1)
+    attains = max(tv[pair] for pair in pairs) - 1e-12
+    with style():
+        figure, panels = plt.subplots(len(pairs), 1, figsize=(WIDTH, 1.75 * len(pairs) + 0.6), sharex=True, sharey=True)
+        for (i, j), axes in zip(pairs, np.atleast_1d(panels), strict=True):
+            axes.bar(columns - 0.2, rows[i], 0.4, color="white", edgecolor=COLORS[0], hatch=HATCHES[0], linewidth=1.5)
+            axes.bar(columns + 0.2, rows[j], 0.4, color="white", edgecolor=COLORS[1], hatch=HATCHES[1], linewidth=1.5)
+            axes.bar(columns, np.minimum(rows[i], rows[j]), 0.8, color="0.6", edgecolor="0.3", alpha=0.85)
+            note = r", which is $\kappa$" if tv[i, j] >= attains else ""
+            axes.set_title(f"rows {i + 1} and {j + 1}: TV = {tv[i, j]:.2f}{note}", loc="left")
+            axes.set_ylabel("probability")
+            axes.grid(axis="x", visible=False)
+        axes.set_xticks(columns)
+        axes.set_xlabel("token attended to")
+        bars = [
+            Patch(facecolor="white", edgecolor=COLORS[0], hatch=HATCHES[0], label="first row"),
+            Patch(facecolor="white", edgecolor=COLORS[1], hatch=HATCHES[1], label="second row"),
+            Patch(facecolor="0.6", edgecolor="0.3", label="shared"),
+        ]
+        _legend_above(figure, bars, columns=3)
+    return figure
+
+
+def decay(curves: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, start: int = 0) -> Figure:
+    """Positive quantities that shrink step by step, on a log scale.
+
+    :param curves: label -> one value a step; values must be positive to be seen.
+    :param start: number of the first step.
+    """
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.6))
+        for k, (label, values) in enumerate(curves.items()):
+            steps = np.arange(start, start + len(values))
+            axes.plot(steps, values, color=COLORS[k], marker=MARKERS[k], linestyle=LINES[k % len(LINES)], label=label)
+        axes.set_yscale("log")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        _legend_above(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+def matrices(panels: Mapping[str, Any]) -> Figure:
+    """Stochastic matrices as heat maps in a grid two wide, on one colour scale: equal rows show as vertical stripes.
+
+    :param panels: title -> matrix of shape (N, N), all of one size.
+    """
+    arrays = {title: as_stochastic(A).numpy() for title, A in panels.items()}
+    top = max(array.max() for array in arrays.values())
+    rows = -(-len(arrays) // 2)
+    with style():
+        figure, grid = plt.subplots(rows, 2, figsize=(WIDTH, 2.6 * rows), sharex=True, sharey=True, squeeze=False)
+        figure.set_layout_engine("compressed")
+        for axes in grid.flat[len(arrays) :]:
+            axes.set_axis_off()
+        for axes, (title, array) in zip(grid.flat, arrays.items(), strict=False):
+            ends = (0.5, len(array) + 0.5)
+            image = axes.imshow(array, cmap="cividis", vmin=0, vmax=top, extent=(*ends, *ends[::-1]))
+            axes.set_title(title)
+            axes.grid(visible=False)
+            axes.set_xticks([1, len(array)])
+            axes.set_yticks([1, len(array)])
+        for axes in grid[-1]:
+            axes.set_xlabel("input token", labelpad=-6)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("output token", labelpad=-6)
+        figure.colorbar(image, ax=grid, shrink=0.6, label="weight")
+    return figure
+
+
+def residual_loss(alpha: float = 0.5) -> Figure:
+    """What adding the residual does to one absolute value: ``|alpha + x|`` against ``alpha + |x|`` (book: lem-scalar).
+
+    :param alpha: weight of the residual stream, strictly between 0 and 1.
+    """
+    alpha = check_alpha(alpha)
+    reach = 1 - alpha  # entries lie in [0, 1], so x can be no larger
+    x = np.linspace(-reach, reach, 401)
+    full, actual = alpha + np.abs(x), np.abs(alpha + x)
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.8))
+        axes.fill_between(x, actual, full, facecolor="0.9", edgecolor="0.55", hatch="///", linewidth=0, label="lost")
+        axes.plot(x, actual, color=COLORS[1], label=r"$|\alpha + x|$, what the factor has")
+        axes.plot(x, full, color=COLORS[0], linestyle="--", label=r"$\alpha + |x|$, what the bound counts")
+        axes.axvline(0, color="0.3", linewidth=1)
+        axes.text(0.03, full.max() - 0.04, "dominant,\nnothing lost", va="top")
+        axes.text(-0.03, full.max() - 0.04, "not dominant", va="top", ha="right")
+        axes.set_xticks([-reach, -alpha, 0, reach], [r"$\alpha-1$", r"$-\alpha$", "0", r"$1-\alpha$"])
+        axes.set_yticks([0, alpha, 1], ["0", r"$\alpha$", "1"])
+        axes.set_xlabel(r"$x = (1-\alpha)\,(A_{ii} - A_{ji})$")
+        axes.set_xlim(-reach, reach)
+        _legend_above(figure, axes.get_legend_handles_labels()[0][::-1])
+    return figure
+
+
+def row_differences(cases: Mapping[str, tuple[Any, tuple[int, int]]], alpha: float = 0.5) -> Figure:
+    """Row i minus row j of A, scaled by ``1 - alpha``, before and after the residual is added, one panel a case.
+
+    :param cases: title -> (row-stochastic matrix of shape (N, N), pair (i, j) counted from 0).
+    :param alpha: weight of the residual stream, strictly between 0 and 1.
+    """
+    alpha = check_alpha(alpha)
+    with style():
+        figure, panels = plt.subplots(
+            len(cases), 1, figsize=(WIDTH, 2.2 * len(cases) + 0.6), sharey=True, squeeze=False
+        )
+        for axes, (title, (A, (i, j))) in zip(panels[:, 0], cases.items(), strict=True):
+            rows = as_stochastic(A).numpy()
+            before = (1 - alpha) * (rows[i] - rows[j])
+            after = before.copy()
+            after[[i, j]] += alpha, -alpha
+            tokens = np.arange(1, len(rows) + 1)
+            axes.bar(tokens - 0.2, before, 0.4, color="white", edgecolor=COLORS[0], hatch=HATCHES[0], linewidth=1.5)
+            axes.bar(tokens + 0.2, after, 0.4, color=COLORS[1], edgecolor=COLORS[1], linewidth=1.5)
+            axes.axhline(0, color="0.3", linewidth=1)
+            axes.set_title(title, loc="left")
+            names = {i: f"{i + 1} = i", j: f"{j + 1} = j"}
+            axes.set_xticks(tokens, [names.get(k, str(k + 1)) for k in range(len(rows))])
+            axes.set_ylabel("row i minus row j")
+            axes.grid(axis="x", visible=False)
+        axes.set_xlabel("column")
+        bars = [
+            Patch(facecolor="white", edgecolor=COLORS[0], hatch=HATCHES[0], label=r"$(1-\alpha)\,A$"),
+            Patch(facecolor=COLORS[1], edgecolor=COLORS[1], label=r"$\alpha I + (1-\alpha)\,A$"),
+        ]
+        _legend_above(figure, bars, columns=2)
+    return figure
+
+
+def verdict_plane(cases: Mapping[str, Any]) -> Figure:
+    """Every pair of rows as a point, total variation against dominance slack: the rightmost point decides.
+
+    The hatched region, as wide as the margin, is free of pairs (book: def-margin).
+
+    :param cases: title -> row-stochastic matrix of shape (N, N), one panel each.
+    """
+    with style():
+        figure, panels = plt.subplots(
+            len(cases), 1, figsize=(WIDTH, 2.7 * len(cases) + 0.8), sharex=True, sharey=True, squeeze=False
+        )
+        limit = 0.0
+        for axes, (title, A) in zip(panels[:, 0], cases.items(), strict=True):
+            report = check_equality(A)
+            kappa, margin, holds = report.kappa.item(), report.margin.item(), report.holds.item()
+            tv, slack = pairwise_total_variation(A), dominance_slack(A)
+            upper = tv.new_ones(tv.shape, dtype=bool).triu(1)
+            for mask, marker, color, label in (
+                (upper & (slack >= 0), "o", COLORS[0], "mutually self-dominant"),
+                (upper & (slack < 0), "X", COLORS[1], "not self-dominant"),
+            ):
+                axes.scatter(tv[mask], slack[mask], s=42, marker=marker, color=color, edgecolor="white", label=label)
+            attains = attaining_pairs(tv)
+            axes.scatter(
+                tv[attains], slack[attains], s=190, facecolor="none", edgecolor="0.1", linewidth=1.5,
+                label=r"attains $\kappa$",
+            )  # fmt: skip
+            end = -1 if holds else 1
+            edge = margin if holds else -margin
+            axes.fill_betweenx(
+                [edge, end], kappa - margin, kappa, facecolor="none", edgecolor="0.6", hatch="///", linewidth=0.8,
+                label="free of pairs", zorder=0,
+            )  # fmt: skip
+            axes.axhline(0, color="0.3", linewidth=1)
+            limit = max(limit, 1.1 * slack[upper].abs().max().item())
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("dominance slack")
+        axes.set_ylim(-limit, limit)
+        axes.set_xlabel("total variation of the pair's rows")
+        _legend_above(figure, _handles(panels[:, 0]), columns=2)
+    return figure
+
+
+def _handles(panels: Sequence[Axes]) -> list[Any]:
+    """Legend handles of all panels, each label once."""
+    found = {label: h for axes in panels for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    return list(found.values())
+
+
+def photographs(images: np.ndarray, columns: int = 4) -> Figure:
+    """A grid of images.
+
+    :param images: uint8, shape (n, H, W, 3).
+    """
+    rows = -(-len(images) // columns)
+    with style():
+        figure, grid = plt.subplots(rows, columns, figsize=(WIDTH, WIDTH / columns * rows), squeeze=False)
+        for axes in grid.flat:
+            axes.set_axis_off()
+        for axes, image in zip(grid.flat, images, strict=False):
+            axes.imshow(image)
+    return figure
+
+
+def pair_on_image(image: np.ndarray, A: Any, pair: tuple[int, int]) -> Figure:
+    """Two patches on their image, the attention of each, and where the two differ: that difference is their TV.
+
+    :param image: uint8, shape (H, H, 3).
+    :param A: row-stochastic over the patches of the image in reading order, shape (p * p, p * p).
+    :param pair: the two patches, counted from 0.
+    """
+    A = as_stochastic(A).numpy()
+    side = round(len(A) ** 0.5)
+    size = len(image) / side
+    i, j = pair
+    panels = (
+        ("the two patches", image),
+        ("i attends to", A[i].reshape(side, side)),
+        ("j attends to", A[j].reshape(side, side)),
+        ("they share", np.minimum(A[i], A[j]).reshape(side, side)),
+    )
+    top = max(A[i].max(), A[j].max())
+    with style():
+        figure, grid = plt.subplots(2, 2, figsize=(WIDTH, WIDTH + 0.5))
+        for axes, (title, shown) in zip(grid.flat, panels, strict=True):
+            extent = (0, len(image), len(image), 0)
+            if shown is image:
+                axes.imshow(shown, extent=extent)
+            else:
+                axes.imshow(shown, extent=extent, cmap="cividis", vmin=0, vmax=top)
+            for k, name in ((i, "i"), (j, "j")):
+                x, y = k % side * size, k // side * size
+                for color, width in (("black", 3.2), ("white", 1.6)):
+                    axes.add_patch(Rectangle((x, y), size, size, fill=False, edgecolor=color, linewidth=width))
+                above = y > 24
+                beside = (x + size / 2, y - 4 if above else y + size + 4)
+                label = axes.text(*beside, name, ha="center", va="bottom" if above else "top", color="white")
+                label.set_path_effects([withStroke(linewidth=3, foreground="black")])
+            axes.set_title(title)
+            axes.set_axis_off()
+    return figure
+
+
+def share_by_depth(measurements: Mapping[str, Measurement]) -> Figure:
+    """Share of inputs that satisfy the condition against relative depth, as in the paper's Figure 1.
+
+    Content tokens above, all tokens in the middle, single heads on content tokens below where they were measured.
+
+    :param measurements: label -> measurement.
+    """
+    with_heads = any(found.heads for found in measurements.values())
+    titles = ("per input, content tokens", "per input, all tokens", "single heads, content tokens")[: 2 + with_heads]
+    with style():
+        figure, panels = plt.subplots(
+            len(titles), 1, figsize=(WIDTH, 2.1 * len(titles) + 0.5), sharex=True, sharey=True
+        )
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("inputs, %" if "input" in title else "heads, %")
+            axes.set_ylim(-4, 104)
+        for k, (label, found) in enumerate(measurements.items()):
+            depth = np.arange(1, found.layers + 1) / found.layers
+            look = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": LINES[k % len(LINES)], "label": label}
+            panels[0].plot(depth, 100 * np.divide(found.per_input["content"], found.n), **look)
+            panels[1].plot(depth, 100 * np.divide(found.per_input["all"], found.n), **look)
+            if found.heads:
+                panels[2].plot(depth, 100 * np.divide(found.heads["content"], found.heads["tested"]), **look)
+        panels[-1].set_xlabel("relative depth, layer / number of layers")
+        _legend_above(figure, _handles(panels))
+    return figure
+
+
+def kappa_and_margin(found: Measurement) -> Figure:
+    """kappa and margin of the per-input matrices on content tokens, by layer: the median and the middle nine tenths."""
+    layers = np.arange(1, found.layers + 1)
+    with style():
+        figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 4.6), sharex=True)
+        for axes, what, color in zip(panels, ("kappa", "margin"), COLORS[:2], strict=True):
+            values = found.per_input[f"content_{what}"]
+            axes.fill_between(layers, values["q05"], values["q95"], color=color, alpha=0.25, linewidth=0)
+            axes.plot(layers, values["median"], color=color, marker="o")
+        panels[0].set_ylabel(r"$\kappa$")
+        panels[0].set_ylim(0, 1.02)
+        panels[1].set_ylabel("margin")
+        panels[1].set_yscale("log")
+        panels[1].axhline(NEAR_TIE, color="0.3", linestyle="--", linewidth=1)
+        panels[1].set_xlabel("layer")
+        panels[1].xaxis.get_major_locator().set_params(integer=True)
+    return figure
