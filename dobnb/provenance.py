@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("dobnb", "numpy", "torch", "transformers")
+PACKAGES = ("dobnb", "numpy", "pillow", "torch", "transformers")
 """The packages whose version can change a measured number."""
 
 
