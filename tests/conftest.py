@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine may stall any example, so no example has a deadline; else the profile is Hypothesis's own choice.
+settings.register_profile("no deadline", settings(), deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,61 @@
+# make book        execute every notebook afresh and render the book, in _build/
+# make test        lint, tests, text against notebooks, notebooks re-run and compared, pages without a warning
+# make test-slow   the tests that take minutes
+# make html        render the committed notebooks
+# make run         execute the notebooks that changed, into book/   (PROFILE=paper: the paper's sizes, into runs/paper/)
+# make clean       remove what the targets above made, but for .venv and runs/
+
+PYTHON ?= python3
+PROFILE ?= book
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SUMMARY := _build/test-summary.txt
+
+.PHONY: book test test-slow html run clean
+.DELETE_ON_ERROR:
+
+book: $(INSTALLED)
+	@$(BIN)/python -m dobnb book
+
+html: $(INSTALLED)
+	@$(BIN)/python -m dobnb book html
+
+run: $(INSTALLED)
+	@$(BIN)/python -m dobnb book run --profile $(PROFILE)
+
+# One part of the tests, $(1) its name, $(2) its command: all parts run, the last line of the recipe tells how they ended.
+define part
+	@echo; echo "== $(1)"; start=$$(date +%s); if $(2); then end=passed; else end=FAILED; fi; \
+	printf '%-20s %s %4d s\n' "$(1)" "$$end" "$$(($$(date +%s) - start))" >>$(SUMMARY)
+endef
+
+test: $(INSTALLED)
+	@mkdir -p _build && rm -f $(SUMMARY)
+	$(call part,lint,$(BIN)/python -m ruff check .)
+	$(call part,embedded weights,$(BIN)/python -m dobnb fetch)
+	$(call part,pages,$(BIN)/python -m dobnb book html)
+	$(call part,text and notebooks,$(BIN)/python -m dobnb book check)
+	$(call part,notebooks again,$(BIN)/python -m pytest -q --nbval --nbval-current-env book/*.ipynb)
+	$(call part,tests,$(BIN)/python -m pytest)
+	@echo; cat $(SUMMARY); ! grep -q FAILED $(SUMMARY)
+
+test-slow: $(INSTALLED)
+	@$(BIN)/python -m pytest -m slow
+
+# The stamp is written last: an install that was broken off is taken up again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; set PYTHON, as in make book PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	echo "make: $$($(PYTHON) --version) does not do: the book needs Python 3.11 to 3.13;" \
+	"set PYTHON, as in make book PYTHON=python3.12"; exit 1; }
+	@rm -f $@
+	@echo "Installing into $(VENV)/, which takes some minutes and gigabytes the first time"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[book,test]' || { \
+	echo "make: the install failed; see the lines above, then run make again"; exit 1; }
+	@touch $@
+
+clean:
+	rm -rf _build .pytest_cache .ruff_cache .hypothesis dobnb.egg-info
+	find dobnb tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,166 @@
+"""The command line: ``dobnb models | fetch | measure | show | book``.
+
+Each command imports what it needs when it runs, so that ``dobnb book html`` loads no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dobnb import __version__
+from dobnb.errors import DobnbError
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from dobnb import weights
+    from dobnb.models import MODELS
+
+    rows = [("name", "layers", "heads", "tokens", "weights", "source")]
+    for card in MODELS.values():
+        where = ("cached" if weights.is_cached(card.name) else "not fetched") if card.embedded else "hub"
+        rows.append((card.name, str(card.layers), str(card.heads), str(card.tokens), where, card.source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from dobnb import weights
+
+    for name in arguments.names or weights.EMBEDDED:
+        print(f"{name}: {weights.fetch(name)}", flush=True)
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from dobnb.inputs import image_folder, photographs
+    from dobnb.measurement import measure
+    from dobnb.models import MODELS, ModelError
+
+    card = MODELS.get(arguments.name)
+    if card is None:
+        raise ModelError(f"no model is called {arguments.name!r}; `dobnb models` lists those there are")
+    if arguments.inputs == "embedded":
+        inputs = photographs(arguments.n, size=card.image_size)
+    else:
+        inputs = image_folder(arguments.inputs, arguments.n, size=card.image_size)
+
+    def progress(done: int, n: int) -> None:
+        # one line, rewritten, on a terminal; silent elsewhere
+        if sys.stderr.isatty():
+            print(f"\r{done}/{n} inputs", end="\n" if done == n else "", file=sys.stderr, flush=True)
+
+    found = measure(card.name, inputs, batch_size=arguments.batch_size, device=arguments.device, progress=progress)
+    found.save(arguments.out)
+    print(f"{arguments.name} on {len(inputs)} inputs: {arguments.out}; `dobnb show {arguments.out}` prints it")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from dobnb.measurement import Measurement, table
+
+    print(table([Measurement.load(path) for path in arguments.files]).to_string())
+    return 0
+
+
+def _book(arguments: argparse.Namespace) -> int:
+    from dobnb import book
+
+    root = Path.cwd()
+    if arguments.step is None:
+        book.book(root)
+    elif arguments.step == "html":
+        book.html(root)
+    elif arguments.step == "run":
+        overrides = {name: _literal(value) for name, value in arguments.parameters}
+        book.run(root, arguments.profile, arguments.only, overrides)
+    else:
+        findings = book.check(root)
+        for finding in findings:
+            print(finding, file=sys.stderr)
+        errors = sum(finding.level == "error" for finding in findings)
+        print(f"{len(book.chapters(root))} chapters: {errors} errors, {len(findings) - errors} warnings")
+        if errors:
+            print("where they differ, the text is the source: edit it there, then `make run`", file=sys.stderr)
+        return 1 if errors else 0
+    return 0
+
+
+def _literal(value: str) -> Any:
+    """A parameter's value as Python reads it (``3``, ``0.5``, ``[1, 2]``); what is no literal is a string."""
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+
+
+def _count(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of at least 1")
+    return int(value)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = argparse.ArgumentParser(prog="dobnb", description="When is the Dobrushin bound on attention rollout tight?")
+    top.add_argument("--version", action="version", version=f"dobnb {__version__}")
+    commands = top.add_subparsers(required=True, metavar="command")
+
+    models = commands.add_parser("models", help="list the models that can be measured")
+    models.set_defaults(command=_models)
+
+    fetch = commands.add_parser("fetch", help="download embedded weights into the cache, and verify them")
+    fetch.add_argument("names", nargs="*", metavar="NAME", help="default: all embedded weights")
+    fetch.set_defaults(command=_fetch)
+
+    measure = commands.add_parser("measure", help="count how often a model's attention satisfies the condition")
+    measure.add_argument("name", metavar="NAME", help="a model that `dobnb models` lists")
+    measure.add_argument(
+        "--inputs", default="embedded", metavar="FOLDER", help="a folder of images, or `embedded` photographs (default)"
+    )
+    measure.add_argument("--n", type=_count, default=32, help="number of inputs (default: %(default)s)")
+    measure.add_argument("--batch-size", type=_count, default=16, help="inputs at a time (default: %(default)s)")
+    measure.add_argument("--device", default="cpu", help="where torch computes (default: %(default)s)")
+    measure.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the measurement goes")
+    measure.set_defaults(command=_measure)
+
+    show = commands.add_parser("show", help="print measurements as rows of the paper's Table 1")
+    show.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
+    show.set_defaults(command=_show)
+
+    afresh = "Without a step: execute every chapter afresh into _build/, and render."
+    book = commands.add_parser("book", help="execute and render the book", description=afresh)
+    book.set_defaults(command=_book, step=None)
+    steps = book.add_subparsers(dest="step", metavar="step")
+    run = steps.add_parser("run", help="execute the chapters that changed, into book/ (profile `book`) or runs/")
+    run.add_argument("--profile", default="book", help="named parameters of the chapters (default: %(default)s)")
+    run.add_argument("--only", metavar="NN", help="chapters whose name starts so")
+    run.add_argument(
+        "-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+        help="override one parameter; the notebook then goes to runs/",
+    )  # fmt: skip
+    steps.add_parser("html", help="render the committed notebooks, without executing them")
+    steps.add_parser("check", help="compare the notebooks with their text; exit 1 if they differ")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Exit code 0; 1 where a check found errors; 2 a mistake or a failure; 130 interrupted."""
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.command(arguments)
+    except (DobnbError, OSError) as error:
+        print(f"dobnb: error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"dobnb: error: {error}; install the extras: pip install -e '.[book,test]'", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ndobnb: interrupted; nothing half-written is left behind", file=sys.stderr)
+        return 130

@@ -1,0 +1,171 @@
+"""The built pages in headless Chromium, opened as files with the network off: light and dark, screen and phone."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from dobnb import book
+
+ROOT = Path(__file__).parents[1]
+TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
+PAGES = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDTHS = {"light": 1280, "dark": 390}
+"""Every page is looked at on a light screen and on a dark phone."""
+
+
+@pytest.fixture(scope="module")
+def pages() -> Path:
+    """Folder of the built pages, which show the notebooks as they are now."""
+    if not book.is_rendered(ROOT):
+        book.html(ROOT)
+    return ROOT / "_build" / "html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome is installed")
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, request: pytest.FixtureRequest) -> Iterator[tuple[Page, list[str]]]:
+    """A page in the scheme that the test is given, and what goes wrong in it: complaints, requests beyond the disk."""
+    scheme = request.param
+    context = browser.new_context(
+        viewport={"width": WIDTHS[scheme], "height": 900}, color_scheme=scheme, offline=True, reduced_motion="reduce"
+    )
+    page, wrong = context.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("requestfailed", lambda failed: wrong.append(f"not loaded: {failed.url}"))
+    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(asked.url))
+    yield page, wrong
+    context.close()
+
+
+def visit(page: Page, file: Path) -> None:
+    """Open a page and wait until its mathematics is set."""
+    page.goto(file.as_uri())
+    page.evaluate("window.MathJax?.startup?.promise")
+
+
+SCHEMES = pytest.mark.parametrize("opened", WIDTHS, indirect=True)
+
+
+@SCHEMES
+@pytest.mark.parametrize("name", PAGES)
+def test_page(pages: Path, opened: tuple[Page, list[str]], name: str) -> None:
+    page, wrong = opened
+    visit(page, pages / f"{name}.html")
+
+    # mathematics is set, all of it, without an error, and no markup shows through
+    formulas = page.evaluate("document.querySelectorAll('.math').length")
+    assert page.evaluate("document.querySelectorAll('.math:has(mjx-container svg)').length") == formulas
+    broken = '[data-mml-node="merror"], mjx-container [fill="red"]'  # a syntax error; a macro that does not exist
+    assert page.evaluate("broken => document.querySelectorAll(broken).length", broken) == 0
+    prose = page.evaluate(
+        """() => {
+            const article = document.querySelector('article').cloneNode(true);
+            article.querySelectorAll('pre, code, script, mjx-container').forEach(node => node.remove());
+            return article.textContent;
+        }"""
+    )
+    assert len(prose) > 20
+    assert re.findall(r"\\[(\[a-z]|\$\$|\{[a-z:]+\}`|:::|```", prose) == []
+
+    # figures are decoded, described, and on opaque white
+    for image in page.query_selector_all("article img"):
+        image.scroll_into_view_if_needed()
+        assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+        assert image.get_attribute("alt").strip()
+        if page.evaluate("document.documentElement.dataset.theme") == "dark":
+            style = image.evaluate("image => [getComputedStyle(image).backgroundColor, getComputedStyle(image).filter]")
+            assert style == ["rgb(255, 255, 255)", "none"]
+
+    # nothing is wider than the screen
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert wrong == []
+
+
+@SCHEMES
+def test_schemes_differ(pages: Path, opened: tuple[Page, list[str]], request: pytest.FixtureRequest) -> None:
+    """The page follows the reader's scheme, and its text stands out from its ground: at least 7 to 1 (WCAG AAA)."""
+    page, _ = opened
+    visit(page, pages / f"{PAGES[1]}.html")
+    scheme = page.evaluate("document.documentElement.dataset.theme")
+    assert scheme == request.node.callspec.params["opened"]
+    text, caption = (
+        page.evaluate(f"getComputedStyle(document.querySelector('{where}')).color")
+        for where in ("article p", "article figcaption p")
+    )
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert contrast(text, ground) > 7 and contrast(caption, ground) > 7
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two CSS colours, as WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(value) / 255 for value in re.findall(r"\d+", colour)[:3]]
+        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(first), luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_of_black_and_white_is_21() -> None:
+    assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
+
+
+def test_the_chapters_have_mathematics_and_figures(pages: Path) -> None:
+    """What the checks above look at is there: they would pass on an empty page."""
+    for name in PAGES[1:4]:
+        html = (pages / f"{name}.html").read_text()
+        assert 'class="math' in html and "<figcaption" in html, name
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(pages: Path, name: str) -> None:
+    """Every link to a place in the book names a file that exists, and an id that is in it."""
+    file = pages / f"{name}.html"
+    links = {unescape(link) for link in re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', file.read_text())}
+    inside = [urlsplit(link) for link in links if not urlsplit(link).scheme]
+    assert inside
+    for link in inside:
+        target = (file.parent / unquote(link.path)).resolve() if link.path else file
+        assert target.is_file(), link.geturl()
+        if link.fragment and target.suffix == ".html":
+            assert f'id="{unquote(link.fragment)}"' in target.read_text(), link.geturl()
+
+
+@pytest.mark.parametrize("opened", ["light"], indirect=True)
+def test_front_door_and_search(pages: Path, opened: tuple[Page, list[str]]) -> None:
+    page, wrong = opened
+    page.goto((pages / "index.html").as_uri())
+    page.wait_for_url(f"**/{TOC['root']}.html")
+    assert wrong == []
+    # Sphinx fetches each hit's page for a summary, which browsers refuse to files; the hits must still be there
+    page.goto((pages / "search.html").as_uri() + "?q=dobrushin")
+    page.wait_for_selector("#search-results li a")
