@@ -11,10 +11,12 @@ __version__ = "0.1.0"
 _HOME = {
     "MODELS": "models",
     "EqualityReport": "equality",
+    "ExactReport": "exact",
     "Measurement": "measurement",
     "check_equality": "equality",
     "dobrushin_coefficient": "dobrushin",
     "doeblin_bound": "dobrushin",
+    "exact_equality": "exact",
     "leave_one_out": "dobrushin",
     "load_model": "models",
     "measure": "measurement",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 PACKAGE = Path(__file__).parent
-PIPELINE = {"__main__.py", "book.py", "cli.py"}
+PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py"}
 """Modules that no notebook imports: a change in them leaves the notebooks as fresh as they were."""
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"}

@@ -19,12 +19,41 @@ ATTAINS = 1e-12
 about N * 1e-16, so ties of exact arithmetic stay ties."""
 
 
-def pairwise_total_variation(A: Any, rows: Rows = "stochastic") -> Tensor:
-    """Total variation between every two rows, ``TV_ij = 1/2 sum_k |A_ik - A_jk|`` (book: eq-tv).
+def row_pairs(n: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """The pairs i < j of `n` rows in row-major order: two int64 tensors of shape (P,), P = n (n - 1) / 2."""
+    i, j = torch.triu_indices(n, n, 1, device=device)
+    return i, j
+
+
+def total_variation(A: Any, rows: Rows = "stochastic") -> Tensor:
+    """Total variation ``TV_ij = 1/2 sum_k |A_ik - A_jk|`` of every pair of rows (book: eq-tv), ordered as `row_pairs`.
 
     :param A: row-stochastic, shape (..., N, N).
     :param rows: ``"stochastic"``, or ``"substochastic"`` for rows that sum to less than 1, which are not renormalised.
-    :return: float64, shape (..., N, N), symmetric with a zero diagonal, values in [0, 1].
+    :return: float64, shape (..., P), values in [0, 1].
+    :raises MatrixError: see :func:`dobnb.stochastic.as_stochastic`.
+
+    >>> total_variation([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.5, 0.5]])
+    tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
+    """
+    A = as_stochastic(A, rows)
+    N = A.shape[-1]
+    # Neither holds an N x N x N array. pdist takes one matrix and visits each pair once; cdist takes many, each twice.
+    if N < 64 or A.numel() == 0:
+        i, j = row_pairs(N, A.device)
+        distance = torch.cdist(A, A, p=1.0)[..., i, j]
+    else:
+        flat = [torch.pdist(matrix, p=1.0) for matrix in A.reshape(-1, N, N)]
+        distance = torch.stack(flat).reshape(*A.shape[:-2], -1)
+    return distance.div(2).clamp(max=1.0)  # rounding may leave a distance above 2
+
+
+def pairwise_total_variation(A: Any, rows: Rows = "stochastic") -> Tensor:
+    """The same as a symmetric matrix with a zero diagonal.
+
+    :param A: row-stochastic, shape (..., N, N).
+    :param rows: see :func:`total_variation`.
+    :return: float64, shape (..., N, N), values in [0, 1].
     :raises MatrixError: see :func:`dobnb.stochastic.as_stochastic`.
 
     >>> pairwise_total_variation([[1.0, 0.0], [0.25, 0.75]])
@@ -32,8 +61,10 @@ def pairwise_total_variation(A: Any, rows: Rows = "stochastic") -> Tensor:
             [0.7500, 0.0000]], dtype=torch.float64)
     """
     A = as_stochastic(A, rows)
-    # cdist agrees with the definition term by term and holds no N x N x N array; the clamp undoes rounding above 1.
-    return torch.cdist(A, A, p=1.0).div(2).clamp(max=1.0)
+    i, j = row_pairs(A.shape[-1], A.device)
+    tv = torch.zeros_like(A)
+    tv[..., i, j] = tv[..., j, i] = total_variation(A, rows)
+    return tv
 
 
 def dobrushin_coefficient(A: Any) -> Tensor:
@@ -46,13 +77,13 @@ def dobrushin_coefficient(A: Any) -> Tensor:
     >>> dobrushin_coefficient([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.5, 0.5]]).item()
     0.5
     """
-    return pairwise_total_variation(A).amax((-2, -1))
+    return total_variation(A).amax(-1)
 
 
 def doeblin_bound(A: Any) -> Tensor:
     """The Doeblin bound ``1 - N min_ij A_ij`` on kappa (book: eq-doeblin).
 
-    It reads off one entry what kappa reads off every pair of rows, and needs rows that sum to 1.
+    It reads off one entry what kappa reads off every pair of rows.
 
     :param A: row-stochastic, shape (..., N, N).
     :return: float64, shape (...), values in [0, 1], at least kappa.
@@ -68,11 +99,10 @@ def doeblin_bound(A: Any) -> Tensor:
 def attaining_pairs(tv: Tensor) -> Tensor:
     """Which pairs attain kappa: total variation within `ATTAINS` of the largest (book: def-kappa-float).
 
-    :param tv: pairwise total variation, shape (..., N, N), as :func:`pairwise_total_variation` returns it.
-    :return: bool, shape (..., N, N), true above the diagonal only (i < j).
+    :param tv: shape (..., P), as :func:`total_variation` returns it.
+    :return: bool, shape (..., P).
     """
-    pairs = torch.ones(tv.shape[-2:], dtype=torch.bool, device=tv.device).triu(1)
-    return (tv >= tv.amax((-2, -1), keepdim=True) - ATTAINS) & pairs
+    return tv >= tv.amax(-1, keepdim=True) - ATTAINS
 
 
 def leave_one_out(A: Any) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dobnb.dobrushin import attaining_pairs, pairwise_total_variation
+from dobnb.dobrushin import attaining_pairs, pairwise_total_variation, row_pairs, total_variation
 from dobnb.stochastic import Rows, as_stochastic, check_alpha
 
 NEAR_TIE = 1e-6
@@ -77,15 +77,10 @@ def factor_total_variation(A: Any, alpha: float = 0.5, rows: Rows = "stochastic"
     """
     A = as_stochastic(A, rows)
     alpha = check_alpha(alpha)
-    tv = alpha + (1 - alpha) * pairwise_total_variation(A, rows) - _loss(A, alpha)
-    return tv - tv.diagonal(dim1=-2, dim2=-1).diag_embed()
-
-
-def _loss(A: Tensor, alpha: float) -> Tensor:
-    """The two minima of the identity: what a pair that is not mutually self-dominant falls short of the bound by."""
     over = A - A.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)  # over[j, i] = A_ji - A_ii
-    short = ((1 - alpha) * over).clamp(min=0, max=alpha)
-    return short + short.mT
+    loss = ((1 - alpha) * over).clamp(0, alpha)
+    tv = alpha + (1 - alpha) * pairwise_total_variation(A, rows) - loss - loss.mT
+    return tv - tv.diagonal(dim1=-2, dim2=-1).diag_embed()
 
 
 def check_equality(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> EqualityReport:
@@ -107,27 +102,22 @@ def check_equality(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> Equ
     """
     A = as_stochastic(A, rows)
     alpha = check_alpha(alpha)
-    N = A.shape[-1]
-    upper = torch.ones(N, N, dtype=torch.bool, device=A.device).triu(1)
-    tv = pairwise_total_variation(A, rows)
-    slack = dominance_slack(A, rows)
-    kappa = tv.amax((-2, -1))
+    i, j = row_pairs(A.shape[-1], A.device)
+    own = A.diagonal(dim1=-2, dim2=-1)
+    over_i, over_j = own[..., i] - A[..., j, i], own[..., j] - A[..., i, j]
+    tv, slack = total_variation(A, rows), torch.minimum(over_i, over_j)
+    kappa = tv.amax(-1)
     attains = attaining_pairs(tv)
-    dominant = slack >= 0
-    witness = attains & dominant
-    holds = witness.any(-1).any(-1)
+    witness = attains & (slack >= 0)
+    holds = witness.any(-1)
 
-    shortfall = (1 - alpha) * (kappa[..., None, None] - tv) + _loss(A, alpha)
-    gap = shortfall.masked_fill(~upper, torch.inf).amin((-2, -1)).masked_fill(holds, 0.0)
+    below = kappa.unsqueeze(-1) - tv
+    loss = ((alpha - 1) * over_i).clamp(0, alpha) + ((alpha - 1) * over_j).clamp(0, alpha)
+    gap = ((1 - alpha) * below + loss).amin(-1).masked_fill(holds, 0.0)
     bound = alpha + (1 - alpha) * kappa
-
-    shown = torch.where(holds[..., None, None], witness, attains).flatten(-2)
-    first = shown.to(torch.uint8).argmax(-1)
-    pair = torch.stack([first // N, first % N], -1)
-
+    first = torch.where(holds.unsqueeze(-1), witness, attains).to(torch.uint8).argmax(-1)
     # A pair flips the verdict once it both attains kappa and lies on the other side of the condition.
-    away = torch.where(holds[..., None, None], slack, -slack)
-    margin = torch.maximum(away, kappa[..., None, None] - tv).masked_fill(~upper, torch.inf).amin((-2, -1))
+    away = torch.where(holds.unsqueeze(-1), slack, -slack)
     return EqualityReport(
         kappa=kappa,
         factor_kappa=bound - gap,
@@ -135,7 +125,7 @@ def check_equality(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> Equ
         gap=gap,
         relative_gap=torch.where(kappa > 0, gap / ((1 - alpha) * kappa), torch.nan),
         holds=holds,
-        pair=pair,
-        attaining=attains.sum((-2, -1)),
-        margin=margin,
+        pair=torch.stack([i[first], j[first]], -1),
+        attaining=attains.sum(-1),
+        margin=torch.maximum(away, below).amin(-1),
     )

@@ -20,8 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
-from dobnb.dobrushin import attaining_pairs, pairwise_total_variation
+from dobnb.dobrushin import attaining_pairs, pairwise_total_variation, row_pairs, total_variation
 from dobnb.equality import NEAR_TIE, check_equality, dominance_slack
+from dobnb.exact import exact_equality
 from dobnb.stochastic import as_stochastic, check_alpha
 
 if TYPE_CHECKING:
@@ -226,11 +227,11 @@ def verdict_plane(cases: Mapping[str, Any]) -> Figure:
         for axes, (title, A) in zip(panels[:, 0], cases.items(), strict=True):
             report = check_equality(A)
             kappa, margin, holds = report.kappa.item(), report.margin.item(), report.holds.item()
-            tv, slack = pairwise_total_variation(A), dominance_slack(A)
-            upper = tv.new_ones(tv.shape, dtype=bool).triu(1)
+            tv = total_variation(A)
+            slack = dominance_slack(A)[row_pairs(len(A))]
             for mask, marker, color, label in (
-                (upper & (slack >= 0), "o", COLORS[0], "mutually self-dominant"),
-                (upper & (slack < 0), "X", COLORS[1], "not self-dominant"),
+                (slack >= 0, "o", COLORS[0], "mutually self-dominant"),
+                (slack < 0, "X", COLORS[1], "not self-dominant"),
             ):
                 axes.scatter(tv[mask], slack[mask], s=42, marker=marker, color=color, edgecolor="white", label=label)
             attains = attaining_pairs(tv)
@@ -245,7 +246,7 @@ def verdict_plane(cases: Mapping[str, Any]) -> Figure:
                 label="free of pairs", zorder=0,
             )  # fmt: skip
             axes.axhline(0, color="0.3", linewidth=1)
-            limit = max(limit, 1.1 * slack[upper].abs().max().item())
+            limit = max(limit, 1.1 * slack.abs().max().item())
             axes.set_title(title, loc="left")
             axes.set_ylabel("dominance slack")
         axes.set_ylim(-limit, limit)
@@ -359,4 +360,139 @@ def kappa_and_margin(found: Measurement) -> Figure:
         panels[1].axhline(NEAR_TIE, color="0.3", linestyle="--", linewidth=1)
         panels[1].set_xlabel("layer")
         panels[1].xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def shared_mass(cases: Mapping[str, tuple[Any, tuple[int, int]]], alpha: float = 0.5) -> Figure:
+    """What two rows share, scaled by ``1 - alpha`` and after the residual is added: the bound and its gap at a glance.
+
+    :param cases: title -> (row-stochastic matrix of shape (N, N), pair (i, j) counted from 0), one line of panels each.
+    :param alpha: weight of the residual stream, strictly between 0 and 1.
+    """
+    alpha = check_alpha(alpha)
+    with style():
+        figure, grid = plt.subplots(
+            len(cases), 2, figsize=(WIDTH, 2.5 * len(cases) + 0.7), sharex="row", sharey=True, squeeze=False
+        )
+        for panels, (title, (A, (i, j))) in zip(grid, cases.items(), strict=True):
+            scaled = (1 - alpha) * as_stochastic(A).numpy()[[i, j]]
+            block = np.zeros_like(scaled)
+            block[0, i] = block[1, j] = alpha
+            tokens = np.arange(1, scaled.shape[1] + 1)
+            for axes, added in zip(panels, (np.zeros_like(block), block), strict=True):
+                for side, k in ((-0.2, 0), (0.2, 1)):
+                    look = {"color": "white", "edgecolor": COLORS[k], "linewidth": 1.5}
+                    axes.bar(tokens + side, scaled[k], 0.4, hatch=HATCHES[0] if k == 0 else HATCHES[1], **look)
+                    put = added[k] > 0
+                    axes.bar((tokens + side)[put], added[k][put], 0.4, bottom=scaled[k][put], **look)
+                shared = np.min(scaled + added, axis=0)
+                axes.bar(tokens, shared, 0.8, color="0.6", edgecolor="0.3", alpha=0.85)
+                axes.text(0.97, 0.95, f"shared {shared.sum():.2f}", transform=axes.transAxes, ha="right", va="top")
+                axes.set_xticks(tokens, [{i: f"{i + 1}=i", j: f"{j + 1}=j"}.get(k - 1, str(k)) for k in tokens])
+                axes.grid(axis="x", visible=False)
+            panels[0].set_title(title + "\n" + r"$(1-\alpha)\,A$", loc="left")
+            panels[1].set_title("with the residual", loc="left")
+            panels[0].set_ylabel("probability")
+        figure.supxlabel("column", fontsize=11)
+        top = max(axes.get_ylim()[1] for axes in grid.flat)
+        grid[0, 0].set_ylim(0, 1.2 * top)
+        bars = [
+            Patch(facecolor="white", edgecolor=COLORS[0], hatch=HATCHES[0], label="row i"),
+            Patch(facecolor="white", edgecolor=COLORS[1], hatch=HATCHES[1], label="row j"),
+            Patch(facecolor="white", edgecolor="0.3", label="residual"),
+            Patch(facecolor="0.6", edgecolor="0.3", label="shared"),
+        ]
+        _legend_above(figure, bars, columns=4)
+    return figure
+
+
+def bound_plane(A: Any) -> Figure:
+    """kappa of the factor against kappa of the matrix, at alpha 1/2: matrices whose bound is tight lie on a line.
+
+    The dashed lines enclose what is possible (book: prop-gap-bounds).
+
+    :param A: row-stochastic, shape (n, N, N), N at least 3, one point a matrix.
+    """
+    report = check_equality(A)
+    kappa, factor, holds = (field.numpy() for field in (report.kappa, report.factor_kappa, report.holds))
+    x = np.linspace(0, 1, 101)
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
+        possible = np.maximum((1 - x) / 2, x / 2)
+        axes.fill_between(x, possible, (1 + x) / 2, color="0.93", linewidth=0)
+        axes.plot(x, (1 + x) / 2, color="0.2", label=r"bound $(1 + \kappa)/2$")
+        axes.plot(x, (1 - x) / 2, color="0.2", linestyle="--", label=r"least for $N = 2$: $(1 - \kappa)/2$")
+        axes.plot(x, x / 2, color="0.2", linestyle=":", label=r"for $N \geq 3$ also at least $\kappa/2$")
+        for mask, marker, color, label in (
+            (holds, "o", COLORS[0], "tight"),
+            (~holds, "X", COLORS[1], "not tight"),
+        ):
+            axes.scatter(kappa[mask], factor[mask], s=26, marker=marker, color=color, edgecolor="white", linewidth=0.4,
+                         label=label, zorder=3)  # fmt: skip
+        axes.set_xlim(0, 1.02)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel(r"$\kappa(A)$")
+        axes.set_ylabel(r"$\kappa\,((I + A)/2)$")
+        _legend_above(figure, axes.get_legend_handles_labels()[0], columns=2)
+    return figure
+
+
+def gap_by_alpha(cases: Mapping[str, Any]) -> Figure:
+    """The gap of the layerwise bound against the weight of the residual (book: prop-gap-alpha).
+
+    :param cases: label -> row-stochastic matrix of shape (N, N).
+    """
+    alphas = np.linspace(0, 1, 121)[1:-1]
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.8))
+        axes.axvline(0.5, color="0.6", linewidth=1)
+        for k, (label, A) in enumerate(cases.items()):
+            gaps = [0.0, *(check_equality(A, alpha).gap.item() for alpha in alphas), 0.0]
+            axes.plot([0, *alphas, 1], gaps, color=COLORS[k], linestyle=LINES[k % len(LINES)], marker=MARKERS[k],
+                      markevery=(6 + 5 * k, 24), label=label)  # fmt: skip
+        axes.set_xlabel(r"weight of the residual, $\alpha$")
+        axes.set_ylabel("gap")
+        axes.set_xlim(0, 1)
+        _legend_above(figure, axes.get_legend_handles_labels()[0], columns=2)
+    return figure
+
+
+def small_matrices(cases: Mapping[str, Any]) -> Figure:
+    """Matrices of fractions with the two comparisons that decide marked: own entry of i and j against the other's.
+
+    Per matrix the pair is the one that the verdict rests on; tokens count from 1.
+
+    :param cases: title -> row-stochastic matrix of fractions, shape (N, N).
+    """
+    rows = -(-len(cases) // 2)
+    with style():
+        figure, grid = plt.subplots(rows, 2, figsize=(WIDTH, 2.85 * rows + 0.8), squeeze=False)
+        figure.get_layout_engine().set(h_pad=0.1)
+        for axes in grid.flat[len(cases) :]:
+            axes.set_axis_off()
+        for axes, (title, A) in zip(grid.flat, cases.items(), strict=False):
+            report = exact_equality(A)
+            A, N = np.array(A, dtype=object), len(A)
+            axes.imshow(A.astype(float), cmap="Greys", vmin=0, vmax=2.2, extent=(0.5, N + 0.5, N + 0.5, 0.5))
+            for (row, column), entry in np.ndenumerate(A):
+                axes.text(column + 1, row + 1, str(entry), ha="center", va="center", fontsize=10 if N < 4 else 9)
+            for own, other in (report.pair, report.pair[::-1]):
+                larger = A[other, own] > A[own, own]
+                for row, color, line in ((own, COLORS[0], "-"), (other, COLORS[1] if larger else "0.35", "--")):
+                    cell = (own + 0.56, row + 0.56)
+                    hatch = HATCHES[0] if larger and row == other else None
+                    axes.add_patch(Rectangle(cell, 0.88, 0.88, fill=False, edgecolor=color, linewidth=2, linestyle=line,
+                                             hatch=hatch))  # fmt: skip
+            verdict = "tight" if report.holds else f"gap {report.gap}"
+            axes.set_title(f"{title}\n$\\kappa$ = {report.kappa}, {verdict}", fontsize=10)
+            axes.set_xticks(range(1, N + 1))
+            axes.set_yticks(range(1, N + 1))
+            axes.grid(visible=False)
+        marks = [
+            Patch(facecolor="white", edgecolor=COLORS[0], linewidth=2, label="of i and j, to itself"),
+            Patch(facecolor="white", edgecolor="0.35", linewidth=2, linestyle="--", label="of the other, not larger"),
+            Patch(facecolor="white", edgecolor=COLORS[1], linewidth=2, linestyle="--", hatch=HATCHES[0],
+                  label="of the other, larger: fails"),
+        ]  # fmt: skip
+        _legend_above(figure, marks)
     return figure

@@ -7,6 +7,7 @@ batch dimensions, and returns float64 tensors on the same device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +43,8 @@ def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANC
     :param rows: ``"stochastic"`` or ``"substochastic"``.
     :param tolerance: how far a row sum may be from 1 (above 1, for substochastic rows).
     :return: float64, shape (..., N, N).
-    :raises MatrixError: not square, N < 2, complex, NaN, infinite, negative, or a row whose sum is off.
+    :raises MatrixError: no numbers, not square, N < 2, complex, sparse, NaN, infinite, negative, or a row whose sum is
+        off; an unknown `rows`; `tolerance` out of range.
 
     >>> as_stochastic([[1, 0], [0, 1]]).dtype
     torch.float64
@@ -52,11 +54,16 @@ def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANC
     """
     if rows not in ("stochastic", "substochastic"):
         raise MatrixError(f'rows must be "stochastic" or "substochastic", not {rows!r}')
+    if not 0 <= tolerance < 1:
+        raise MatrixError(f"tolerance is {tolerance}; it must be at least 0 and below 1")
     try:
         # numpy keeps Python floats in float64, which torch alone would round to float32.
         A = A if isinstance(A, Tensor) else torch.as_tensor(np.asarray(A))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise MatrixError(f"not a numeric array: {error}; pass a tensor, an array or nested lists of numbers") from None
+        wanted = "pass numbers as a tensor, an array or nested lists; exact_equality takes fractions"
+        raise MatrixError(f"not a numeric array: {error}; {wanted}") from None
+    if A.layout != torch.strided:
+        raise MatrixError("the tensor is sparse; pass its .to_dense()")
     if A.is_complex():
         raise MatrixError(f"entries are {A.dtype}; a stochastic matrix is real, pass its real part if that is meant")
     if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
@@ -92,8 +99,8 @@ def check_alpha(alpha: float) -> float:
 
     :raises MatrixError: otherwise; at 0 and 1 the equality condition (book: thm-equality) is void.
     """
-    if not 0 < alpha < 1:
-        raise MatrixError(f"alpha is {alpha}; it must lie strictly between 0 and 1")
+    if not isinstance(alpha, Real) or not 0 < alpha < 1:
+        raise MatrixError(f"alpha is {alpha!r}; it must be a number strictly between 0 and 1")
     return float(alpha)
 
 
@@ -150,7 +157,10 @@ def restrict(A: Any, tokens: Any, renormalize: bool = True) -> Tensor:
     """
     A = as_stochastic(A)
     N = A.shape[-1]
-    tokens = torch.as_tensor(tokens, device=A.device)
+    try:
+        tokens = torch.as_tensor(tokens, device=A.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MatrixError(f"tokens must be a boolean mask or a list of indices: {error}") from None
     if tokens.dtype == torch.bool:
         if tokens.shape != (N,):
             raise MatrixError(f"the token mask has shape {tuple(tokens.shape)}, the matrix needs ({N},)")

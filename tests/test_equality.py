@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from matrices import as_floats, exact_factor, exact_kappa, exact_tv, rational_matrices
 
-from dobnb import check_equality, rollout_factor
+from dobnb import check_equality, rollout, rollout_factor
 from dobnb.dobrushin import dobrushin_coefficient, pairwise_total_variation
 from dobnb.equality import dominance_slack, factor_total_variation
 from dobnb.stochastic import MatrixError
@@ -178,7 +178,41 @@ def test_float32_attention_gives_the_verdict_of_its_float64_values():
     torch.testing.assert_close(report.gap, bound_gap, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("alpha", [0, 1, -0.5, 2, float("nan")])
+@pytest.mark.parametrize("alpha", [0, 1, -0.5, 2, float("nan"), "half", None, 1j, True])
 def test_alpha_out_of_range_is_refused(alpha):
+    for function in (check_equality, factor_total_variation, rollout_factor):
+        with pytest.raises(MatrixError, match="alpha"):
+            function(torch.eye(3), alpha)
     with pytest.raises(MatrixError, match="alpha"):
-        check_equality(torch.eye(3), alpha)
+        rollout([torch.eye(3)], alpha)
+
+
+def margin_bounds(A, alpha):
+    small = min(alpha, (1 - alpha) * exact_margin(A))
+    return small, (1 - alpha) * exact_margin(A) + 2 * small
+
+
+@given(rational_matrices(largest=6), ALPHAS)
+def test_the_bounds_on_the_gap(A, alpha):
+    """prop-gap-bounds and prop-gap-margin."""
+    gap, kappa, n = exact_gap(A, alpha), exact_kappa(A), len(A)
+    assert gap <= 2 * min(alpha, (1 - alpha) * kappa)
+    assert n == 2 or gap <= 1 - alpha
+    assert gap <= (1 - alpha) * (kappa + (1 - sum(A[i][i] for i in range(n))) / (n - 1))
+    low, high = margin_bounds(A, alpha)
+    assert gap == 0 or 0 < low <= gap <= high
+
+
+@given(rational_matrices(largest=6), st.fractions(HALF, F(99, 100), max_denominator=100))
+def test_above_one_half_the_gap_is_linear_in_alpha(A, alpha):
+    assert exact_gap(A, alpha) == 2 * (1 - alpha) * exact_gap(A)
+
+
+@given(rational_matrices(largest=8), st.integers(0, 7))
+def test_a_token_that_attends_to_itself_alone_suffices(A, token):
+    """prop-lone-token"""
+    token %= len(A)
+    A[token] = [F(k == token) for k in range(len(A))]
+    report = check_equality(as_floats(A))
+    assert report.holds
+    assert report.kappa.item() == pytest.approx(float(1 - min(row[token] for row in A)), abs=1e-13)

@@ -8,7 +8,17 @@ import torch
 from hypothesis import given
 from matrices import as_floats, exact_factor, rational_matrices
 
-from dobnb import restrict, rollout, rollout_factor
+from dobnb import (
+    check_equality,
+    dobrushin_coefficient,
+    doeblin_bound,
+    leave_one_out,
+    restrict,
+    rollout,
+    rollout_factor,
+)
+from dobnb.dobrushin import attaining_pairs, pairwise_total_variation, total_variation
+from dobnb.equality import dominance_slack, factor_total_variation
 from dobnb.stochastic import MatrixError, as_stochastic
 
 
@@ -29,6 +39,14 @@ from dobnb.stochastic import MatrixError, as_stochastic
         (np.array([["a", "b"], ["c", "d"]]), "not a numeric array"),
         (np.eye(2, dtype=complex), "complex"),
         ([[1 + 1j, 0], [0, 1]], "not a numeric array|complex"),
+        ([[F(1, 2), F(1, 2)], [F(1), F(0)]], "not a numeric array.*exact_equality takes fractions"),
+        (None, "not a numeric array"),
+        ([[None, 1], [1, 0]], "not a numeric array"),
+        (np.eye(2).astype("datetime64[s]"), "not a numeric array"),
+        ([], r"shape \(0,\) is not square"),
+        (0.5, r"shape \(\) is not square"),
+        (torch.eye(2).to_sparse(), "sparse"),
+        (torch.tensor([[2, -1], [0, 1]]), r"entry \(0, 1\) is -1"),
     ],
 )
 def test_bad_matrices_are_refused_by_name(bad, names):
@@ -45,6 +63,41 @@ def test_every_real_dtype_is_computed_in_float64(dtype):
     A = torch.eye(3)[[1, 2, 0]].to(dtype)
     assert as_stochastic(A).dtype == torch.float64
     assert as_stochastic(A).tolist() == torch.eye(3)[[1, 2, 0]].tolist()
+
+
+def test_every_function_takes_an_empty_batch():
+    nothing = torch.zeros(0, 4, 3, 3)
+    for function in (as_stochastic, rollout_factor, pairwise_total_variation, dominance_slack, factor_total_variation):
+        assert function(nothing).shape == (0, 4, 3, 3)
+    for function in (dobrushin_coefficient, doeblin_bound):
+        assert function(nothing).shape == (0, 4)
+    assert leave_one_out(nothing).shape == (0, 4, 3)
+    assert attaining_pairs(total_variation(nothing)).shape == (0, 4, 3)
+    assert restrict(nothing, [0, 2]).shape == (0, 4, 2, 2)
+    assert rollout([nothing, nothing]).shape == (0, 4, 3, 3)
+    report = check_equality(nothing)
+    assert report.holds.shape == report.margin.shape == report.gap.shape == (0, 4) and report.pair.shape == (0, 4, 2)
+
+
+def test_every_function_refuses_a_matrix_that_is_not_stochastic():
+    bad = [[0.5, 0.6], [0.5, 0.5]]
+    functions = [as_stochastic, rollout_factor, pairwise_total_variation, dominance_slack, factor_total_variation]
+    functions += [dobrushin_coefficient, doeblin_bound, leave_one_out, check_equality]
+    functions += [lambda A: restrict(A, [0, 1]), lambda A: rollout([torch.eye(2), A])]
+    for function in functions:
+        with pytest.raises(MatrixError, match=r"row \(0,\) sums to 1.1"):
+            function(bad)
+
+
+@pytest.mark.parametrize("tolerance", [-1e-6, 1, float("nan"), float("inf")])
+def test_a_tolerance_out_of_range_is_refused(tolerance):
+    with pytest.raises(MatrixError, match="tolerance"):
+        as_stochastic(torch.eye(2), tolerance=tolerance)
+
+
+def test_a_wider_tolerance_can_be_asked_for():
+    A = [[0.5, 0.5004], [0.5, 0.5]]
+    np.testing.assert_allclose(as_stochastic(A, tolerance=1e-3)[0], [0.5 / 1.0004, 0.5004 / 1.0004], atol=1e-15)
 
 
 def test_a_float16_softmax_is_refused_not_repaired():
@@ -120,6 +173,10 @@ def test_restriction_keeps_rows_and_columns_and_renormalises():
         ([0, 0], "given twice"),
         ([0.0, 1.0], "must be a boolean mask or a list of indices"),
         ([[0, 1]], "must be a boolean mask or a list of indices"),
+        ("ab", "must be a boolean mask or a list of indices"),
+        (None, "must be a boolean mask or a list of indices"),
+        ([[0], [1, 2]], "must be a boolean mask or a list of indices"),
+        (1, "must be a boolean mask or a list of indices"),
     ],
 )
 def test_bad_tokens_are_refused(tokens, says):
