@@ -348,6 +348,8 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     sleep = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(120)"
     root = lay(tmp_path / "root", CHAPTER.replace("n * (n + 1) // 2", sleep))
+    # A shell starts what runs in the background with interrupts ignored, which children inherit unless we take it back.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     running = subprocess.Popen(
         command("book", "run"), cwd=root, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
