@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from dobnb import provenance
 from dobnb.errors import DobnbError
+from dobnb.files import write_text
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -200,17 +201,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _write(path: Path, content: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def execute(root: Path, text: Path, target: Path, values: Mapping[str, Any], profile: str = "book") -> dict[str, Any]:
     """Execute a chapter in the folder ``book/`` and write the notebook to `target`, which on failure stays as it was.
 
@@ -248,7 +238,7 @@ def execute(root: Path, text: Path, target: Path, values: Mapping[str, Any], pro
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
     notebook.metadata["dobnb"] = {"digest": digest}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    _write(target, nbformat.writes(notebook) + "\n")
+    write_text(target, nbformat.writes(notebook) + "\n")
     return {
         "when": when,
         "seconds": seconds,
@@ -314,7 +304,7 @@ def _recorded(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _record(path: Path, notebooks: Mapping[str, dict[str, Any]]) -> None:
-    _write(path, json.dumps({"notebooks": dict(sorted(notebooks.items()))}, indent=2) + "\n")
+    write_text(path, json.dumps({"notebooks": dict(sorted(notebooks.items()))}, indent=2) + "\n")
 
 
 def _stamp(notebook: Path) -> str | None:
@@ -359,7 +349,7 @@ def run(root: Path, profile: str = "book", only: str | None = None, overrides: M
     def publish() -> None:
         _record(record_file, records)
         if plain:
-            _write(root / "book" / "status.md", status_page(records))
+            write_text(root / "book" / "status.md", status_page(records))
 
     for name, record in _execute_all(root, jobs, profile):
         records[name] = record
@@ -382,7 +372,7 @@ def book(root: Path) -> None:
         shutil.copy(root / name, fresh / name)
     jobs = [(text, fresh / "book" / f"{text.stem}.ipynb", {}) for text in texts]
     records = dict(_execute_all(root, jobs, "book"))
-    _write(fresh / "book" / "status.md", status_page(records))
+    write_text(fresh / "book" / "status.md", status_page(records))
     html(root, fresh)
 
 
@@ -420,7 +410,7 @@ def html(root: Path, source: Path | None = None) -> None:
         print(" failed", flush=True)
         sys.stderr.write(COLOUR.sub("", done.stdout))
         raise BookError("the pages did not build cleanly; mend what the lines above name and run again")
-    _write(build / "html" / ".sources", _sources(source or root))
+    write_text(build / "html" / ".sources", _sources(source or root))
     print(f" {time.perf_counter() - start:.0f} s", flush=True)
     print(f"the book is in {build / 'html' / 'index.html'}", flush=True)
 

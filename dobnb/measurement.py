@@ -8,9 +8,7 @@ inputs, one matrix a layer, on content tokens. Restriction comes last, and renor
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -26,6 +24,7 @@ from dobnb.capture import stream_attention
 from dobnb.dobrushin import doeblin_bound
 from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
 from dobnb.errors import DobnbError
+from dobnb.files import write_text
 from dobnb.inputs import Inputs
 from dobnb.models import MODELS, load_model, weights_identity
 from dobnb.stochastic import restrict
@@ -63,17 +62,7 @@ class Measurement:
         """Write the measurement as JSON, readable without this package; the file is whole or absent."""
         text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, allow_nan=False)
         text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list of numbers on one line
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            try:
-                file.write(text + "\n")
-                file.close()
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        write_text(path, text + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Measurement:

@@ -8,7 +8,7 @@ marker, line style or hatch as well as by a colour-blind palette. In figures tok
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
+from dobnb.depth import DepthBounds, slack
 from dobnb.dobrushin import attaining_pairs, pairwise_total_variation, row_pairs, total_variation
-from dobnb.equality import NEAR_TIE, check_equality, dominance_slack
+from dobnb.equality import NEAR_TIE, EqualityReport, check_equality, dominance_slack
 from dobnb.exact import exact_equality
+from dobnb.random_matrices import Survey, flat_pair_share, share_bounds, share_interval
 from dobnb.stochastic import as_stochastic, check_alpha
 
 if TYPE_CHECKING:
@@ -495,4 +497,215 @@ def small_matrices(cases: Mapping[str, Any]) -> Figure:
                   label="of the other, larger: fails"),
         ]  # fmt: skip
         _legend_above(figure, marks)
+    return figure
+
+
+def depth_curves(panels: Mapping[str, DepthBounds]) -> Figure:
+    """The depth bound, the sharper product and the truth against the number of layers, one panel a case, log scale.
+
+    Where a case has a batch, lines are geometric means over it and bands reach from the smallest to the largest.
+
+    :param panels: title -> bounds of shape (L,) or (L, inputs).
+    """
+    curves = (
+        ("bound", r"depth bound $\prod (1 + \kappa(A_l))/2$"),
+        ("product", r"sharper product $\prod \kappa((I + A_l)/2)$"),
+        ("truth", r"$\kappa$ of the rollout"),
+    )
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.2 * len(panels) + 0.9), sharex=True, sharey=True, squeeze=False
+        )
+        for axes, (title, found) in zip(grid[:, 0], panels.items(), strict=True):
+            layers = np.arange(1, len(found.truth) + 1)
+            for k, (field, label) in enumerate(curves):
+                values = getattr(found, field).reshape(len(layers), -1)
+                # the open marker on top leaves the one below to be seen where two curves coincide
+                look = {"marker": "os^"[k], "linestyle": LINES[k], "markersize": (8, 4.5, 6)[k], "color": COLORS[k]}
+                hollow = {"markerfacecolor": "white", "markeredgewidth": 1.6} if field == "bound" else {}
+                axes.plot(layers, values.log().mean(1).exp(), label=label, **look, **hollow)
+                axes.fill_between(layers, values.amin(1), values.amax(1), color=COLORS[k], alpha=0.2, linewidth=0)
+            axes.set_yscale("log")
+            axes.set_title(title, loc="left")
+            axes.set_ylabel(r"$\kappa$ and bounds")
+        axes.set_xlabel("number of layers")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _legend_above(figure, _handles(grid[:, 0]))
+    return figure
+
+
+def slack_by_layer(panels: Mapping[str, DepthBounds]) -> Figure:
+    """What each layer adds to the logarithm of bound over truth, split in two, one panel a case (book: eq-slack).
+
+    Where a case has a batch, bars are means over it. A dot marks a layer whose bound is tight for the whole batch.
+
+    :param panels: title -> bounds of shape (L,) or (L, inputs).
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.0 * len(panels) + 0.9), sharex=True, sharey=True, squeeze=False
+        )
+        for axes, (title, found) in zip(grid[:, 0], panels.items(), strict=True):
+            layers = np.arange(1, len(found.truth) + 1)
+            parts = slack(found)
+            layerwise, product = (part.reshape(len(layers), -1).mean(1).numpy() for part in parts)
+            axes.bar(layers, layerwise, color=COLORS[1], edgecolor=COLORS[1], label="layerwise bound")
+            axes.bar(
+                layers, product, bottom=layerwise, color="white", edgecolor=COLORS[0], hatch=HATCHES[0],
+                linewidth=1.2, label="multiplying coefficients",
+            )  # fmt: skip
+            tight = found.holds.reshape(len(layers), -1).all(1).numpy()
+            if tight.any():
+                look = {"color": "0.1", "markersize": 5, "clip_on": False, "zorder": 3}
+                axes.plot(layers[tight], np.zeros(tight.sum()), "o", label="layer tight in every case", **look)
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("slack, nats")
+            axes.grid(axis="x", visible=False)
+        axes.set_xlabel("layer")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _legend_above(figure, _handles(grid[:, 0]))
+    return figure
+
+
+def row_signs(A: Any) -> Figure:
+    """Row i minus row j of the attaining pair, column by column: where i is larger, where j is (book: lem-shuffle).
+
+    :param A: row-stochastic, shape (N, N).
+    """
+    A = as_stochastic(A)
+    i, j = check_equality(A).pair.tolist()
+    difference = (A[i] - A[j]).numpy()
+    columns = np.arange(1, len(difference) + 1)
+    larger = difference >= 0
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 2.9))
+        for mask, color, hatch, label in (
+            (larger, COLORS[0], HATCHES[0], f"{larger.sum()} columns: row i larger"),
+            (~larger, COLORS[1], HATCHES[1], f"{(~larger).sum()} columns: row j larger"),
+        ):
+            axes.bar(columns[mask], difference[mask], 0.7, color="white", edgecolor=color, hatch=hatch, label=label)
+        axes.axhline(0, color="0.3", linewidth=1)
+        names = {i: f"{i + 1}\ni", j: f"{j + 1}\nj"}
+        axes.set_xticks(columns, [names.get(k, str(k + 1)) for k in range(len(columns))])
+        axes.grid(axis="x", visible=False)
+        axes.set_xlabel("column")
+        axes.set_ylabel("row i minus row j")
+        _legend_above(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+def random_shares(rows: Sequence[Mapping[str, Any]], paper: tuple[float, float]) -> Figure:
+    """Share of random matrices that satisfy the condition against N, with what is known about it.
+
+    :param rows: ``n`` and the fields of :class:`dobnb.random_matrices.Survey`, one mapping a size.
+    :param paper: the range that the paper gives, in per cent.
+    """
+    n = np.array([row["n"] for row in rows])
+    held = np.array([100 * row["held"] / row["drawn"] for row in rows])
+    ends = 100 * np.array([share_interval(row["held"], row["drawn"]) for row in rows]).T
+    low, high = 100 * np.array([share_bounds(size) for size in n]).T
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
+        axes.fill_between(n, low, high, color="0.9", linewidth=0, label="provably between", zorder=0)
+        label = f"paper: {paper[0]}-{paper[1]}%"
+        axes.axhspan(*paper, facecolor="none", edgecolor=COLORS[2], hatch=HATCHES[1], linewidth=0.5, label=label)
+        axes.errorbar(n, held, np.abs(ends - held), fmt="o", color=COLORS[0], capsize=3, label="verdicts, 95% interval")
+        axes.plot(
+            n, [100 * row["shuffled"] for row in rows], "--", color=COLORS[1], label="verdicts averaged over shuffles"
+        )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(n[n & (n - 1) == 0], [str(size) for size in n[n & (n - 1) == 0]])
+        axes.minorticks_off()
+        axes.set_ylim(10, 55)
+        axes.set_xlabel("number of tokens N")
+        axes.set_ylabel("condition holds, %")
+        _legend_above(figure, axes.get_legend_handles_labels()[0], columns=2)
+    return figure
+
+
+def random_excess(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """How far the share of random matrices is above one quarter, against N, both on a log scale.
+
+    :param rows: as in :func:`random_shares`.
+    """
+    n = np.array([row["n"] for row in rows])
+    excess = np.array([row["shuffled"] - 0.25 for row in rows])
+    error = 1.96 * np.array([row["shuffled_error"] for row in rows])
+    sizes = np.geomspace(n.min(), n.max(), 200)
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.6))
+        axes.errorbar(
+            n, excess, error, fmt="o", color=COLORS[1], capsize=3, label="attaining pair, measured, 95% interval"
+        )
+        axes.plot(sizes, flat_pair_share(sizes) - 0.25, color=COLORS[0], label=r"fixed pair, exact: $1/(8N - 12)$")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(n[n & (n - 1) == 0], [str(size) for size in n[n & (n - 1) == 0]])
+        axes.minorticks_off()
+        axes.set_xlabel("number of tokens N")
+        axes.set_ylabel("share minus 1/4")
+        _legend_above(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+def share_by_setting(
+    panels: Mapping[str, Mapping[int, Mapping[float, Survey]]],
+    curves: Mapping[str, tuple[str, Callable[[float], float]]] | None = None,
+) -> Figure:
+    """Share of random matrices that satisfy the condition, against a parameter of their law, one panel a parameter.
+
+    Points are verdicts with 95% intervals, open where one draw in a hundred or more has several attaining pairs.
+
+    :param panels: parameter -> number of tokens -> value of the parameter -> what was counted. Positive values are
+        drawn on a log scale.
+    :param curves: parameter -> label and function of the parameter, in [0, 1], drawn as a dotted line.
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.4 * len(panels) + 0.9), sharey=True, squeeze=False
+        )
+        for axes, (name, sizes) in zip(grid[:, 0], panels.items(), strict=True):
+            for k, (n, found) in enumerate(sizes.items()):
+                values = np.array(list(found))
+                held = np.array([100 * row.held / row.drawn for row in found.values()])
+                ends = 100 * np.array([share_interval(row.held, row.drawn) for row in found.values()]).T
+                clear = np.array([row.tied < 0.01 * row.drawn for row in found.values()])
+                beside = values * 1.12**k if min(values) > 0 else values + 0.08 * k  # so that none hides another
+                look = {"color": COLORS[k], "capsize": 3, "fmt": MARKERS[k]}
+                for mask, fill in ((clear, COLORS[k]), (~clear, "white")):
+                    label = f"N = {n}" + ("" if fill == COLORS[k] else r", ties at $\kappa = 1$")
+                    error = np.abs(ends - held)[:, mask]
+                    if mask.any():
+                        axes.errorbar(beside[mask], held[mask], error, markerfacecolor=fill, label=label, **look)
+            if min(values) > 0:
+                axes.set_xscale("log")
+            if curves and name in curves:
+                label, curve = curves[name]
+                x = np.linspace(min(values), max(values), 200)
+                axes.plot(x, [100 * curve(value) for value in x], ":", color="0.2", label=label)
+            axes.axhline(25, color="0.3", linewidth=1, zorder=0)
+            axes.set_ylabel("condition holds, %")
+            axes.set_xlabel(name)
+            axes.set_ylim(-4, 104)
+        _legend_above(figure, _handles(grid[:, 0]), columns=2)
+    return figure
+
+
+def margins_and_gaps(reports: Mapping[str, EqualityReport]) -> Figure:
+    """Margins of all verdicts, and relative gaps of those that fail: the share of matrices up to each value.
+
+    :param reports: label -> report over a batch of matrices.
+    """
+    with style():
+        figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 5.6), sharey=True)
+        for k, (label, found) in enumerate(reports.items()):
+            look = {"color": COLORS[k], "linestyle": LINES[k % len(LINES)], "label": label}
+            panels[0].ecdf(found.margin, **look)
+            panels[1].ecdf(100 * found.relative_gap[~found.holds], **look)
+        panels[0].set_xlabel("margin, all verdicts")
+        panels[1].set_xlabel(r"gap where the bound is not tight, % of $\kappa/2$")
+        for axes in panels:
+            axes.set_xscale("log")
+            axes.set_ylabel("share of matrices")
+        _legend_above(figure, _handles(panels), columns=len(reports))
     return figure

@@ -331,19 +331,6 @@ def test_a_notebook_that_raises(
     assert "ZeroDivisionError" in partial
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "file"
-    target.write_text("old")
-
-    def full(*paths: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space"):
-        book._write(target, "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"] and target.read_text() == "old"
-
-
 def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     sleep = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(120)"
