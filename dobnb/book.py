@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import os
 import re
 import shutil
@@ -229,6 +230,10 @@ def execute(root: Path, text: Path, target: Path, values: Mapping[str, Any], pro
             )
     except papermill.PapermillExecutionError as error:
         raise BookError(f"{text.stem}: {_where(error)}; what ran so far is in {partial.relative_to(root)}") from None
+    except KeyboardInterrupt:
+        # The kernel was interrupted too; what its client has not fetched yet would be reported on exit.
+        logging.getLogger("asyncio").disabled = True
+        raise
     except DeadKernelError:
         raise BookError(f"{text.stem}: its kernel died, most often for want of memory; free some, run again") from None
     seconds = round(time.perf_counter() - start, 1)

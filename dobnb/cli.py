@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
@@ -58,14 +59,17 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 def _measure(arguments: argparse.Namespace) -> int:
     from dobnb.inputs import image_folder, photographs
-    from dobnb.measurement import measure
+    from dobnb.measurement import MeasurementError, measure
     from dobnb.models import MODELS, ModelError
 
+    out = arguments.out
+    if out.is_dir() or not os.access(_existing(out.parent), os.W_OK):
+        raise MeasurementError(f"{out} cannot be written; pass another --out, the path of a file")
     card = MODELS.get(arguments.name)
     if card is None:
         raise ModelError(f"no model is called {arguments.name!r}; `dobnb models` lists those there are")
     if arguments.inputs == "embedded":
-        inputs = photographs(arguments.n, size=card.image_size)
+        inputs = photographs(arguments.n or 32, size=card.image_size)
     else:
         inputs = image_folder(arguments.inputs, arguments.n, size=card.image_size)
 
@@ -75,9 +79,14 @@ def _measure(arguments: argparse.Namespace) -> int:
             print(f"\r{done}/{n} inputs", end="\n" if done == n else "", file=sys.stderr, flush=True)
 
     found = measure(card.name, inputs, batch_size=arguments.batch_size, device=arguments.device, progress=progress)
-    found.save(arguments.out)
-    print(f"{arguments.name} on {len(inputs)} inputs: {arguments.out}; `dobnb show {arguments.out}` prints it")
+    found.save(out)
+    print(f"{arguments.name} on {len(inputs)} inputs: {out}; `dobnb show {out}` prints it")
     return 0
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder at or above `folder` that exists."""
+    return folder if folder.exists() else _existing(folder.parent)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -134,12 +143,6 @@ def _alpha(value: str) -> Fraction:
     return alpha
 
 
-def _count(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of at least 1")
-    return int(value)
-
-
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = argparse.ArgumentParser(prog="dobnb", description="When is the Dobrushin bound on attention rollout tight?")
@@ -171,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--inputs", default="embedded", metavar="FOLDER", help="a folder of images, or `embedded` photographs (default)"
     )
-    measure.add_argument("--n", type=_count, default=32, help="number of inputs (default: %(default)s)")
+    measure.add_argument("--n", type=_count, help="number of inputs (default: all of a folder, 32 photographs)")
     measure.add_argument("--batch-size", type=_count, default=16, help="inputs at a time (default: %(default)s)")
     measure.add_argument("--device", default="cpu", help="where torch computes (default: %(default)s)")
     measure.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the measurement goes")

@@ -39,15 +39,19 @@ def depth_bounds(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> DepthB
     :param matrices: one row-stochastic matrix a layer, first layer first, each of shape (..., N, N).
     :param alpha: weight of the residual stream, strictly between 0 and 1; the paper takes 1/2.
     :return: :class:`DepthBounds`, values in [0, 1].
-    :raises MatrixError: no matrix, shapes that differ, a matrix that is not row-stochastic, or `alpha` out of range.
+    :raises MatrixError: no sequence, no matrix, shapes that differ, a matrix that is not row-stochastic, or `alpha` out of range.
 
     >>> found = depth_bounds([[[0.0, 1.0], [1.0, 0.0]], [[0.75, 0.25], [0.25, 0.75]]])
     >>> found.bound.tolist(), found.product.tolist(), found.holds.tolist()
     ([1.0, 0.75], [0.0, 0.0], [False, True])
     """
+    try:
+        layers = iter(matrices)
+    except TypeError:
+        raise MatrixError(f"matrices is a {type(matrices).__name__}; pass a sequence of one matrix a layer") from None
     rollout: Tensor | None = None
     bounds, factors, truths, verdicts = [], [], [], []
-    for layer, A in enumerate(matrices):
+    for layer, A in enumerate(layers):
         factor = rollout_factor(A, alpha)
         if rollout is not None and factor.shape != rollout.shape:
             shapes = f"{tuple(factor.shape)}, the layers before it {tuple(rollout.shape)}"
@@ -82,11 +86,14 @@ def slack(found: DepthBounds) -> Slack:
     """Where the depth bound loses: layer by layer, at the layerwise bound or in the product (book: eq-slack).
 
     :return: :class:`Slack`; not finite from the first layer on at which kappa of a factor or of the rollout is 0.
+    :raises MatrixError: `found` is not what :func:`depth_bounds` returns.
 
     >>> found = depth_bounds([[[0.75, 0.25], [0.25, 0.75]], [[0.25, 0.75], [0.75, 0.25]]])
     >>> [round(value, 3) for value in slack(found).layerwise.tolist()]  # the second layer is not tight
     [0.0, 1.099]
     """
+    if not isinstance(found, DepthBounds):
+        raise MatrixError(f"found is a {type(found).__name__}; pass what depth_bounds returns")
     layerwise = _steps(found.bound.log() - found.product.log())
     return Slack(layerwise, _steps(found.product.log() - found.truth.log()))
 

@@ -38,15 +38,16 @@ class EqualityReport:
     relative_gap: Tensor
     """``gap / ((1 - alpha) kappa)``, so gap over kappa/2 at alpha 1/2, as the paper shows it; NaN where kappa is 0."""
     holds: Tensor
-    """bool: some pair that attains kappa is mutually self-dominant, so the bound is tight (book: thm-equality)."""
+    """bool: some pair that attains kappa is mutually self-dominant, so the bound is tight (book: thm-equality). Ties of
+    float32 entries may break when rows are renormalised; `margin` is then below :data:`NEAR_TIE`."""
     pair: Tensor
     """int64, shape (..., 2), i < j: the first attaining pair that is mutually self-dominant; where none is, the first
     attaining pair."""
     attaining: Tensor
     """int64: how many pairs i < j attain kappa."""
     margin: Tensor
-    """float64, in [0, 1]: the smallest change that would flip the verdict. As long as every dominance slack, and every
-    difference of two total variations, moves by less, it stands. It is the minimum over pairs of
+    """float64, in [0, 1]: a change below which the verdict stands. As long as every dominance slack, and every
+    difference of two total variations, moves by less, it does (book: prop-margin). It is the minimum over pairs of
     ``max(s_ij, kappa - TV_ij)``, with ``-s_ij`` where the condition fails (book: def-margin)."""
 
 

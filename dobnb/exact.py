@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import MAX_EMAX, MIN_EMIN, Context
 from fractions import Fraction
 from itertools import combinations
 from numbers import Rational
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dobnb.stochastic import MatrixError, Rows
 
@@ -40,16 +42,19 @@ class ExactReport:
     attaining: int
     """How many pairs i < j attain kappa."""
     margin: Fraction
-    """The smallest change that would flip the verdict (book: def-margin)."""
+    """A change below which the verdict stands: as long as every dominance slack, and every difference of two total
+    variations, moves by less, it does (book: def-margin, prop-margin)."""
 
 
 def exact_equality(A: Any, alpha: Rational = Fraction(1, 2), rows: Rows = "stochastic") -> ExactReport:
     """Is the bound ``kappa(alpha I + (1 - alpha) A) <= alpha + (1 - alpha) kappa(A)`` tight, decided without rounding?
 
+    The verdict is that of the theorem (book: thm-equality), the gap is what the bound exceeds the factor's kappa by.
+
     :param A: one matrix, shape (N, N), N at least 2: an array or nested lists of ``fractions.Fraction`` or integers.
     :param alpha: weight of the residual stream, a fraction strictly between 0 and 1; the paper takes 1/2.
     :param rows: ``"stochastic"``, or ``"substochastic"`` for rows that sum to less than 1.
-    :raises MatrixError: not square, N < 2, a float or another inexact entry, a negative entry, a row that does not sum
+    :raises MatrixError: a tensor, not square, N < 2, a float or another inexact entry, a negative entry, a row that does not sum
         to exactly 1 (or sums to more than 1, for substochastic rows); `alpha` no fraction or out of range.
 
     >>> tenth = Fraction(1, 10)
@@ -92,6 +97,19 @@ def exact_equality(A: Any, alpha: Rational = Fraction(1, 2), rows: Rows = "stoch
     )
 
 
+def shorten(number: Fraction, digits: int = 6) -> str:
+    """A fraction as text: exactly where that is short, or else ``about`` and that many significant digits.
+
+    >>> shorten(Fraction(1, 3)), shorten(Fraction(1, 3**90))
+    ('1/3', 'about 1.14566e-43')
+    """
+    if max(abs(number.numerator), number.denominator) < 10**20:
+        return str(number)
+    # A Decimal has no largest exponent to speak of, a float does.
+    context = Context(prec=digits, Emin=MIN_EMIN, Emax=MAX_EMAX)
+    return f"about {context.divide(number.numerator, number.denominator):.{digits}g}"
+
+
 def _distances(rows: np.ndarray) -> np.ndarray:
     """L1 distance between every two rows of a matrix of Python integers, which do not overflow."""
     return np.stack([abs(row - rows).sum(-1) for row in rows])
@@ -101,6 +119,8 @@ def _whole_numbers(A: Any, rows: Rows) -> tuple[np.ndarray, int]:
     """`A` as Python integers over one denominator, checked to be row-stochastic, exactly."""
     if rows not in ("stochastic", "substochastic"):
         raise MatrixError(f'rows must be "stochastic" or "substochastic", not {rows!r}')
+    if isinstance(A, Tensor):
+        raise MatrixError("A is a tensor, which holds no fractions; use check_equality, or A.tolist() of whole numbers")
     try:
         A = np.array(A, dtype=object)
     except ValueError as error:  # numpy's word for some ragged lists
@@ -114,7 +134,8 @@ def _whole_numbers(A: Any, rows: Rows) -> tuple[np.ndarray, int]:
             kind = type(entry).__name__
             raise MatrixError(f"entry {where} is a {kind}; pass fractions or whole numbers, or use check_equality")
         if entry < 0:
-            raise MatrixError(f"entry {where} is {entry}; every entry must be at least 0")
+            negative = Fraction(int(entry.numerator), int(entry.denominator))
+            raise MatrixError(f"entry {where} is {shorten(negative)}; every entry must be at least 0")
     # int(): numpy's integers would overflow.
     denominator = math.lcm(*(int(entry.denominator) for entry in A.flat))
     whole = np.empty(A.shape, dtype=object)
@@ -123,5 +144,9 @@ def _whole_numbers(A: Any, rows: Rows) -> tuple[np.ndarray, int]:
     for where, total in enumerate(whole.sum(-1)):
         if total > denominator or (rows == "stochastic" and total != denominator):
             wanted = "exactly 1" if rows == "stochastic" else "at most 1"
-            raise MatrixError(f"row ({where},) sums to {Fraction(total, denominator)}, not to {wanted}")
+            excess = Fraction(total - denominator, denominator)
+            shown = shorten(1 + excess)
+            if shown.startswith("about"):  # which may be 1 in as many digits
+                shown = f"1 {'+' if excess > 0 else '-'} {shorten(abs(excess)).removeprefix('about ')}"
+            raise MatrixError(f"row ({where},) sums to {shown}, not to {wanted}")
     return whole, denominator

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from dobnb import provenance
@@ -188,8 +188,10 @@ def image_folder(path: str | Path, n: int | None = None, size: int = 224) -> Inp
     :param path: the folder; subfolders and files without one of `SUFFIXES` are left alone.
     :param n: how many, the first n by name; None takes all.
     :param size: side in pixels.
-    :raises InputError: no folder, no image, fewer than n, or n or size below 1. From ``batch``: a file that is no
-        image, is damaged, has transparent pixels or 16-bit or floating-point grey values, or has changed since.
+    :raises InputError: no folder, no image, fewer than n, or n or size below 1; a file that is no image, is damaged,
+        has transparent pixels or 16-bit or floating-point grey values, or has fewer than a quarter of `size` pixels
+        on its shorter side.
+        From ``batch``: a file that has changed since.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -204,7 +206,13 @@ def image_folder(path: str | Path, n: int | None = None, size: int = 224) -> Inp
     if count > len(files):
         raise InputError(f"{folder} holds {len(files)} images, {count} were asked for; ask for fewer")
     files = files[:count]
-    digests = [hashlib.sha256(_read(file)).hexdigest() for file in files]
+    digests = []
+    for file in files:  # each is decoded once before anything runs: a damaged file is no news for hour three
+        content = _read(file)
+        width, height = _decode(content, file.name).size
+        if min(width, height) < size / 4:
+            raise InputError(f"{file.name} has {width} x {height} px, too few to make {size}; take it out")
+        digests.append(hashlib.sha256(content).hexdigest())
 
     def load(i: int) -> np.ndarray:
         content = _read(files[i])
@@ -247,7 +255,8 @@ def _decode(content: bytes, name: str) -> Image.Image:
             image.load()
     # Pillow raises SyntaxError for damaged PNG chunks, ValueError for impossible headers, OSError for most else.
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise InputError(f"{name} is no readable image ({error}); replace it or take it out") from error
+        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+        raise InputError(f"{name} is no readable image ({reason}); replace it or take it out") from error
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise InputError(f"{name} has 16-bit or floating-point grey values; save it with 8 bits a channel")
     if image.has_transparency_data:

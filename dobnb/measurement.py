@@ -83,7 +83,32 @@ class Measurement:
         if names != set(data) - {"schema"}:
             wrong = ", ".join(sorted(names ^ (set(data) - {"schema"})))
             raise MeasurementError(f"{path.name} has missing or unknown fields: {wrong}; measure again to write them")
+        if not _is_whole(data):
+            raise MeasurementError(f"{path.name} is damaged: its lists do not have one entry a layer; measure again")
         return cls(**{name: data[name] for name in names})
+
+
+def _is_whole(data: dict[str, Any]) -> bool:
+    """Whether a file's fields have the kinds and lengths that :class:`Measurement` documents."""
+    layers = data["layers"]
+    if not isinstance(layers, int) or layers < 1:
+        return False
+
+    def by_layer(values: Any, kind: type) -> bool:
+        return isinstance(values, list) and len(values) == layers and all(isinstance(value, kind) for value in values)
+
+    per_input, heads, averaged, born = (data[name] for name in ("per_input", "heads", "averaged", "provenance"))
+    if not all(isinstance(part, dict) for part in (per_input, heads, averaged, born)):
+        return False
+    counts = [data["n"], data["near_ties"], per_input.get("content"), per_input.get("all"), *heads.values()]
+    names = (born.get(part, {}).get("name") for part in ("model", "inputs"))
+    return (
+        all(by_layer(count, int) for count in counts)
+        and min(data["n"]) > 0
+        and set(heads) in (set(), {"content", "tested"})
+        and by_layer(averaged.get("content"), bool)
+        and all(isinstance(name, str) for name in names)
+    )
 
 
 def _values(reports: list[EqualityReport], what: str) -> Tensor:
@@ -230,18 +255,20 @@ def table(measurements: Sequence[Measurement]) -> pd.DataFrame:
 
     Per input: input-layer pairs that satisfy the condition. Heads: of all heads. Averaged: layers that satisfy it.
     """
-    rows = {}
+    rows = []
     for found in measurements:
         pairs, heads = sum(found.n), found.heads
         held = sum(found.per_input["content"])
-        rows[found.provenance["model"]["name"], found.provenance["inputs"]["name"]] = {
+        rows.append({
+            "system": found.provenance["model"]["name"],
+            "inputs": found.provenance["inputs"]["name"],
             "n": found.n[0],
             "per input, content": f"{held}/{pairs} ({percent(held, pairs)})",
             "per input, all tokens": percent(sum(found.per_input["all"]), pairs),
             "heads, content": percent(sum(heads["content"]), sum(heads["tested"])) if heads else "not measured",
             "averaged, exact layers": f"{sum(found.averaged['content'])}/{found.layers}",
-        }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["system", "inputs"])
+        })
+    return pd.DataFrame(rows).set_index(["system", "inputs"])
 
 
 def by_layer(found: Measurement) -> pd.DataFrame:

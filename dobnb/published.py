@@ -59,16 +59,18 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 1 does not have.
     """
-    rows = {}
+    rows = []
     for name in theirs:
         row = TABLE_1[name]
         share = percent(row.content_held, row.content_tested)
-        rows[f"{name} (paper)", "the paper's"] = {
+        rows.append({
+            "system": f"{name} (paper)",
+            "inputs": "the paper's",
             "n": row.content_tested // row.layers,
             "per input, content": f"{row.content_held}/{row.content_tested} ({share})",
             "per input, all tokens": f"{row.all_percent}%",
             "heads, content": f"{row.heads_percent}%",
             "averaged, exact layers": f"{row.averaged_exact}/{row.layers}",
-        }
-    paper = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["system", "inputs"])
+        })
+    paper = pd.DataFrame(rows).set_index(["system", "inputs"])
     return pd.concat([paper, table(ours)]) if ours else paper

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from scipy.stats import binomtest
 from torch import Generator, Tensor
@@ -29,30 +32,47 @@ CHUNK = 2**20
 """Entries drawn at a time: small enough for the processor's cache to help, and for memory not to matter."""
 
 
+def _is(kind: type, value: Any) -> bool:
+    """Python's and numpy's numbers of that kind, without True and False."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    """An argument in one short line."""
+    return " ".join(reprlib.repr(value).split())
+
+
+def _whole(name: str, value: int, least: int) -> int:
+    if not _is(Integral, value) or value < least:
+        raise MatrixError(f"{name} is {_shown(value)}; it must be a whole number of at least {least}")
+    return int(value)
+
+
 def _shape(n: int, batch: int | Sequence[int]) -> tuple[int, ...]:
     """``(*batch, n, n)``, checked."""
-    if n < 2:
-        raise MatrixError(f"n is {n}; a matrix here has at least 2 rows")
-    sizes = (batch,) if isinstance(batch, int) else tuple(batch)
-    if any(size < 0 for size in sizes):
-        raise MatrixError(f"batch is {sizes}; its sizes must be at least 0")
-    return (*sizes, n, n)
+    n = _whole("n", n, 2)
+    sizes = batch if isinstance(batch, Sequence) else (batch,)
+    if not all(_is(Integral, size) and size >= 0 for size in sizes):
+        raise MatrixError(f"batch is {_shown(batch)}; pass a whole number of at least 0, or a sequence of them")
+    return (*map(int, sizes), n, n)
 
 
-def _positive(name: str, value: float) -> float:
-    if not 1 / LIMIT <= value <= LIMIT:
-        raise MatrixError(f"{name} is {value}; it must be a number from {1 / LIMIT:g} to {LIMIT:g}")
+def _real(name: str, value: float, least: float, most: float) -> float:
+    if not _is(Real, value) or not least <= value <= most:
+        raise MatrixError(f"{name} is {_shown(value)}; it must be a number from {least:g} to {most:g}")
     return float(value)
 
 
 def _device(generator: Generator | None) -> torch.device:
+    if not isinstance(generator, Generator | None):
+        raise MatrixError(f"generator is {_shown(generator)}; it must be a torch.Generator or None")
     return torch.device("cpu") if generator is None else generator.device
 
 
 def random_stochastic(
     n: int, batch: int | Sequence[int] = (), concentration: float = 1.0, generator: Generator | None = None
 ) -> Tensor:
-    """Matrices whose rows are independent draws from a symmetric Dirichlet distribution.
+    """Matrices whose rows are independent draws from a symmetric Dirichlet distribution (book: sec-drawing).
 
     At concentration 1 a row is uniform over all distributions on n tokens: the "uniformly random stochastic matrix".
     Below 1 most of a row's mass sits on few tokens; above 1 the rows come close to uniform.
@@ -67,14 +87,15 @@ def random_stochastic(
     :param concentration: the Dirichlet parameter of every entry, from 1e-100 to 1e100.
     :param generator: source of randomness; torch's global one if None.
     :return: float64, shape (*batch, n, n), rows that sum to 1.
-    :raises MatrixError: `n` below 2, a negative batch size, or `concentration` out of range.
+    :raises MatrixError: `n` below 2, a negative batch size, `concentration` out of range, or an argument of another
+        type.
 
     >>> A = random_stochastic(3, batch=2, concentration=0.01, generator=torch.Generator().manual_seed(0))
     >>> A.shape, bool((A.sum(-1) - 1).abs().max() < 1e-15)
     (torch.Size([2, 3, 3]), True)
     """
     shape = _shape(n, batch)
-    c = _positive("concentration", concentration)
+    c = _real("concentration", concentration, 1 / LIMIT, LIMIT)
     device = _device(generator)
     # torch.distributions takes no generator; this is the sampler it calls.
     gamma = torch._standard_gamma(torch.full(shape, c + 1, dtype=torch.float64, device=device), generator)
@@ -91,6 +112,7 @@ def random_attention(
 ) -> Tensor:
     """Attention with random scores: the softmax of independent standard normal scores over `temperature`.
 
+    The book draws them in sec-other-laws.
     `diagonal` is added to each token's score for itself, after the division: the weight that a token gives itself is
     multiplied by ``exp(diagonal)`` before the row is divided by its sum.
 
@@ -100,16 +122,16 @@ def random_attention(
     :param diagonal: what is added to the diagonal scores, at most 1e100 in absolute value.
     :param generator: source of randomness; torch's global one if None.
     :return: float64, shape (*batch, n, n), rows that sum to 1.
-    :raises MatrixError: `n` below 2, a negative batch size, `temperature` or `diagonal` out of range.
+    :raises MatrixError: `n` below 2, a negative batch size, `temperature` or `diagonal` out of range, or an argument of
+        another type.
 
     >>> A = random_attention(4, diagonal=50.0, generator=torch.Generator().manual_seed(0))
     >>> bool((A.diagonal() > 0.999).all())
     True
     """
     shape = _shape(n, batch)
-    temperature = _positive("temperature", temperature)
-    if not abs(diagonal) <= LIMIT:
-        raise MatrixError(f"diagonal is {diagonal}; it must be a number from {-LIMIT:g} to {LIMIT:g}")
+    temperature = _real("temperature", temperature, 1 / LIMIT, LIMIT)
+    diagonal = _real("diagonal", diagonal, -LIMIT, LIMIT)
     device = _device(generator)
     scores = torch.randn(shape, dtype=torch.float64, device=device, generator=generator) / temperature
     return torch.softmax(scores + diagonal * torch.eye(n, dtype=torch.float64, device=device), -1)
@@ -145,21 +167,23 @@ def _shuffle_share(A: Tensor, report: EqualityReport) -> Tensor:
 
 
 def share_interval(held: int, drawn: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's confidence interval for a share (Wilson, 1927).
+    """Wilson's confidence interval for a share (Wilson, 1927; book: sec-drawing).
 
     :param held: how many of the draws satisfied the condition.
     :param drawn: number of draws, at least 1.
     :param level: confidence level, between 0 and 1.
     :return: both ends, in [0, 1].
-    :raises MatrixError: counts or a level that are none.
+    :raises MatrixError: `held` or `drawn` no whole number, `held` not in [0, drawn], no draw, `level` not in (0, 1).
 
     >>> low, high = share_interval(0, 100)
     >>> low, round(high, 3)
     (0.0, 0.037)
     """
-    if not (0 <= held <= drawn and drawn > 0 and 0 < level < 1):
-        raise MatrixError(f"{held} of {drawn} at level {level} is no share; 0 <= held <= drawn, 0 < level < 1")
-    interval = binomtest(held, drawn).proportion_ci(level, method="wilson")
+    typed = _is(Integral, held) and _is(Integral, drawn) and _is(Real, level)
+    if not (typed and 0 <= held <= drawn and drawn > 0 and 0 < level < 1):
+        given = f"{_shown(held)} of {_shown(drawn)} at level {_shown(level)}"
+        raise MatrixError(f"{given} is no share; pass whole numbers 0 <= held <= drawn, drawn >= 1, and 0 < level < 1")
+    interval = binomtest(int(held), int(drawn)).proportion_ci(level, method="wilson")
     return float(interval.low), float(interval.high)
 
 
@@ -183,30 +207,35 @@ class Survey(NamedTuple):
 def survey(sample: Callable[[int], Tensor], draws: int) -> Survey:
     """Draw matrices and count how many satisfy the equality condition (book: thm-equality).
 
-    :param sample: takes a number b and returns a batch of b row-stochastic matrices, shape (b, N, N).
+    :param sample: takes a number b and returns b row-stochastic matrices: a tensor or an array of shape (b, N, N).
     :param draws: how many to draw in all, at least 1; they are drawn in chunks, so that memory does not grow with it.
-    :raises MatrixError: `draws` below 1; what `sample` returns is not row-stochastic.
+    :raises MatrixError: `draws` below 1; what `sample` returns is of another shape, or not row-stochastic.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> found = survey(lambda b: random_stochastic(3, b, generator=generator), 100)
     >>> found.drawn, round(found.shuffled, 12)  # at N = 3 every draw has the share 1/3
     (100, 0.333333333333)
     """
-    if draws < 1:
-        raise MatrixError(f"draws is {draws}; it must be at least 1")
+    draws = _whole("draws", draws, 1)
     held = tied = done = 0
     kappa = 0.0
     shares: list[Tensor] = []
     size = 1  # the first draw says how large a matrix is
     while done < draws:
-        A = sample(min(size, draws - done))
+        b = min(size, draws - done)
+        drawn = sample(b)
+        shape = tuple(drawn.shape) if isinstance(drawn, Tensor | np.ndarray) else None
+        if shape is None or len(shape) != 3 or shape[0] != b:  # N x N is for as_stochastic to see
+            given = f"a {type(drawn).__name__}" if shape is None else f"shape {shape}"
+            raise MatrixError(f"sample({b}) returned {given}; it must return a tensor or an array of shape ({b}, N, N)")
+        A = as_stochastic(drawn)
         report = check_equality(A)
         share = _shuffle_share(A, report)
         held += int(report.holds.sum())
         tied += int(share.isnan().sum())
         kappa += float(report.kappa.sum())
         shares.append(share[~share.isnan()])
-        done += len(A)
+        done += b
         size = max(1, CHUNK // A[0].numel())
     share = torch.cat(shares)
     error = share.std().item() / math.sqrt(len(share)) if len(share) > 1 else math.nan
@@ -218,18 +247,26 @@ def flat_pair_share(n: int) -> float:
 
     ``(n - 1) / (4 n - 6)``, exactly (book: prop-flat-pair). It is for a pair chosen beforehand, not the attaining one.
 
+    :param n: number of tokens, at least 2.
+    :raises MatrixError: `n` no whole number, or below 2.
+
     >>> [flat_pair_share(n) for n in (2, 4)]
     [0.5, 0.3]
     """
+    n = _whole("n", n, 2)
     return (n - 1) / (4 * n - 6)
 
 
 def share_bounds(n: int) -> tuple[float, float]:
     """Least and largest value of :func:`shuffle_share` when no two entries of a column agree (book: prop-share-bounds).
 
+    :param n: number of tokens, at least 2.
+    :raises MatrixError: `n` no whole number, or below 2.
+
     >>> share_bounds(3), share_bounds(5)
     ((0.3333333333333333, 0.3333333333333333), (0.2, 0.3))
     """
+    n = _whole("n", n, 2)
     return 1 / n, (n // 2) * (n - n // 2) / (n * (n - 1))
 
 
@@ -245,6 +282,10 @@ def baseline(draws: Mapping[int, int] = BASELINE, seed: int = 0) -> dict[str, An
 
     :param draws: number of tokens -> matrices to draw.
     :return: ``provenance`` and ``rows``: one dict a size, ``n`` and the fields of :class:`Survey`.
+    :raises MatrixError: a number of tokens below 2, or of matrices below 1.
+
+    >>> [row["shuffled"] for row in baseline({2: 100})["rows"]]  # exactly one half
+    [0.5]
     """
     started, clock = provenance.now(), time.monotonic()
     rows = []

@@ -31,6 +31,12 @@ def _first(mask: Tensor) -> tuple[int, ...]:
     return tuple(int(k) for k in mask.nonzero()[0])
 
 
+def _native(array: np.ndarray) -> np.ndarray:
+    """Real numbers of a kind that torch does not know, such as big-endian ones, in float64."""
+    known = array.dtype.isnative and array.dtype.itemsize <= 8
+    return array if known or array.dtype.kind not in "fiu" else array.astype(np.float64)
+
+
 def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANCE) -> Tensor:
     """Check that `A` is row-stochastic and return it in float64, its rows renormalised.
 
@@ -52,13 +58,15 @@ def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANC
     Traceback (most recent call last):
     dobnb.stochastic.MatrixError: row (0,) sums to 1.1, not to 1 within 1e-06; divide each row by its sum if meant
     """
+    if isinstance(A, np.ma.MaskedArray):
+        raise MatrixError("the array is masked; fill or drop what its mask hides first")
     if rows not in ("stochastic", "substochastic"):
         raise MatrixError(f'rows must be "stochastic" or "substochastic", not {rows!r}')
-    if not 0 <= tolerance < 1:
-        raise MatrixError(f"tolerance is {tolerance}; it must be at least 0 and below 1")
+    if not isinstance(tolerance, Real) or not 0 <= tolerance < 1:
+        raise MatrixError(f"tolerance is {tolerance!r}; it must be a number, at least 0 and below 1")
     try:
         # numpy keeps Python floats in float64, which torch alone would round to float32.
-        A = A if isinstance(A, Tensor) else torch.as_tensor(np.asarray(A))
+        A = A if isinstance(A, Tensor) else torch.as_tensor(_native(np.array(A)))
     except (TypeError, ValueError, RuntimeError) as error:
         wanted = "pass numbers as a tensor, an array or nested lists; exact_equality takes fractions"
         raise MatrixError(f"not a numeric array: {error}; {wanted}") from None
@@ -158,7 +166,7 @@ def restrict(A: Any, tokens: Any, renormalize: bool = True) -> Tensor:
     A = as_stochastic(A)
     N = A.shape[-1]
     try:
-        tokens = torch.as_tensor(tokens, device=A.device)
+        tokens = torch.as_tensor(tokens if isinstance(tokens, Tensor) else np.array(tokens), device=A.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MatrixError(f"tokens must be a boolean mask or a list of indices: {error}") from None
     if tokens.dtype == torch.bool:

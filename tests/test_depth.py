@@ -72,7 +72,7 @@ def test_a_chain_that_stays_or_resets_loses_nothing(parts):
 
 @given(rational_matrices())
 def test_causal_attention_is_always_tight(A):
-    """Proposition prop-causal, in exact arithmetic and by the package."""
+    """Corollary cor-causal, in exact arithmetic and by the package."""
     A = [[a if k <= i else F(0) for k, a in enumerate(row)] for i, row in enumerate(A)]
     A = [[a / sum(row) for a in row] if any(row) else [F(k == i) for k in range(len(row))] for i, row in enumerate(A)]
     kappa = 1 - min(row[0] for row in A)

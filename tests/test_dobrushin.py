@@ -60,6 +60,23 @@ def test_extremes():
     assert doeblin_bound(torch.full((4, 4), 0.25)).item() == 0
 
 
+@pytest.mark.parametrize("n", [2, 3, 7, 70])
+def test_values_stay_within_their_range(n):
+    """Rounding alone would leave a total variation just above 1, or a Doeblin bound just below 0."""
+    thirds = torch.rand(200, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    disjoint = torch.zeros(200, 2 * n, 2 * n, dtype=torch.float64)
+    disjoint[:, :n, :n] = disjoint[:, n:, n:] = thirds / thirds.sum(-1, keepdim=True)
+    assert total_variation(disjoint).max() == 1
+    assert doeblin_bound(torch.full((3, n, n), 1 / n, dtype=torch.float64) * (1 + 1e-15)).min() >= 0
+
+
+def test_pairs_attain_within_1e_minus_12():
+    """The tolerance of the book's def-kappa-float, from both sides."""
+    for difference, count in ((4e-13, 2), (4e-12, 1)):
+        A = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.5 + difference, 0, 0.5 - difference]], dtype=torch.float64)
+        assert int(attaining_pairs(total_variation(A[:, :]))[:2].sum()) == count
+
+
 def test_doeblin_can_be_void_where_kappa_is_small():
     """One zero entry makes the Doeblin bound 1; kappa sees that the rows nearly agree."""
     A = [[0, F(1, 2), F(1, 2)], [F(1, 10), F(9, 20), F(9, 20)], [F(1, 10), F(9, 20), F(9, 20)]]

@@ -12,7 +12,7 @@ from matrices import as_floats, exact_factor, exact_kappa, exact_tv, rational_ma
 
 from dobnb import check_equality, rollout, rollout_factor
 from dobnb.dobrushin import dobrushin_coefficient, pairwise_total_variation
-from dobnb.equality import dominance_slack, factor_total_variation
+from dobnb.equality import NEAR_TIE, dominance_slack, factor_total_variation
 from dobnb.stochastic import MatrixError
 
 HALF = F(1, 2)
@@ -51,6 +51,19 @@ def test_ties_between_rows_survive_renormalisation():
         weights = [draw.choice([0, 1, 1, 2, 3, 7]) for _ in range(n - 1)] + [1]
         A = [[F(w, sum(weights)) for w in draw.sample(weights, n)] for _ in range(n)]
         assert bool(check_equality(as_floats(A)).holds) == (exact_gap(A) == 0)
+
+
+@given(rational_matrices())
+def test_the_gap_is_exactly_zero_where_the_bound_is_tight(A):
+    report = check_equality(as_floats(A))
+    assert (report.gap.item() == 0) == bool(report.holds)
+
+
+def test_float32_breaks_a_tie_and_the_margin_says_so():
+    """Row 2 ties with row 1 in exact arithmetic; in float32 their sums differ, and so do the renormalised entries."""
+    A = torch.tensor([[0.2, 0.1, 0.7], [0.1, 0.7, 0.2], [0.4, 0.5, 0.1]])
+    assert check_equality(A.double().round(decimals=1)).holds
+    assert check_equality(A).margin < NEAR_TIE
 
 
 @given(rational_matrices())

@@ -214,36 +214,49 @@ def test_a_file_that_changes_or_goes_after_the_digest_was_taken_is_refused(folde
         images.batch(2, 3)
 
 
+def test_an_image_too_small_to_be_enlarged_is_refused(tmp_path):
+    Image.fromarray(noise(55, 300)).save(tmp_path / "strip.png")
+    with pytest.raises(InputError, match=r"strip.png has 300 x 55 px, too few to make 224"):
+        image_folder(tmp_path)
+    assert len(image_folder(tmp_path, size=220)) == 1
+
+
+def test_a_damaged_file_is_found_before_anything_runs(folder):
+    (folder / "z.png").write_bytes(b"not an image")
+    with pytest.raises(InputError, match=r"z.png is no readable image \(of no known format\)"):
+        image_folder(folder, size=28)
+
+
 def test_other_files_and_subfolders_are_left_alone(folder):
-    before = image_folder(folder)
+    before = image_folder(folder, size=28)
     (folder / "notes.txt").write_text("hello")
     (folder / "deeper.png").mkdir()
-    assert image_folder(folder) == before
+    assert image_folder(folder, size=28) == before
 
 
 def test_the_digest_of_a_folder_follows_its_files_and_not_its_place(folder, tmp_path):
-    digest = image_folder(folder).digest
+    digest = image_folder(folder, size=28).digest
     folder.rename(tmp_path / "elsewhere")
-    moved = image_folder(tmp_path / "elsewhere")
+    moved = image_folder(tmp_path / "elsewhere", size=28)
     assert moved.digest == digest
-    assert moved.name == "3 images of elsewhere, 224 px"
+    assert moved.name == "3 images of elsewhere, 28 px"
     assert (
         len(
             {
                 digest,
-                image_folder(tmp_path / "elsewhere", n=2).digest,
-                image_folder(tmp_path / "elsewhere", size=28).digest,
+                image_folder(tmp_path / "elsewhere", n=2, size=28).digest,
+                image_folder(tmp_path / "elsewhere", size=14).digest,
             }
         )
         == 3
     )
     Image.fromarray(noise(32, 40, seed=9)).save(tmp_path / "elsewhere" / "b.png")
-    assert image_folder(tmp_path / "elsewhere").digest != digest
+    assert image_folder(tmp_path / "elsewhere", size=28).digest != digest
 
 
 def test_the_name_is_never_a_path(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    assert image_folder(".").name == "3 images of pictures, 224 px"
+    assert image_folder(".", size=28).name == "3 images of pictures, 28 px"
 
 
 # Refusals

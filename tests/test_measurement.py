@@ -170,6 +170,31 @@ def test_other_files_are_refused(tmp_path, content, says):
         Measurement.load(tmp_path / "absent.json")
 
 
+DAMAGE = {
+    "n is no list": {"n": "abc"},
+    "n is zero": {"n": [0, 0]},
+    "too few layers": {"n": [1000]},
+    "more layers than lists": {"layers": 3},
+    "no layers": {"layers": 0},
+    "no provenance": {"provenance": {}},
+    "verdicts that are none": {"averaged": {"content": [1.5, 2.5]}},
+    "heads of another length": {"heads": {"content": [1], "tested": [1, 1]}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_refused(tmp_path, made, damage):
+    made.save(tmp_path / "one.json")
+    data = json.loads((tmp_path / "one.json").read_text())
+    (tmp_path / "one.json").write_text(json.dumps(data | damage))
+    with pytest.raises(MeasurementError, match=r"one.json is damaged"):
+        Measurement.load(tmp_path / "one.json")
+
+
+def test_measurements_of_one_name_stay_apart(made):
+    assert len(table([made, made])) == 2
+
+
 def test_the_tables_print_the_counts(made):
     row = table([made]).iloc[0]
     assert row["per input, content"] == "1999/2000 (99.95%)"  # two decimals: one would say 100.0
