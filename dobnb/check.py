@@ -9,12 +9,13 @@ import zlib
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
 from dobnb.errors import DobnbError
-from dobnb.exact import ExactReport, exact_equality, shorten
+from dobnb.exact import ExactReport, exact_equality, rounded, shorten
 from dobnb.stochastic import as_stochastic
 
 NUMPY_FILES = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")
@@ -76,8 +77,8 @@ def parse_fraction(text: str) -> Fraction:
     """A number as it is written, without rounding.
 
     :param text: ``1/3``, ``0.25`` or ``2.5e-1``, with a sign or without, in ASCII digits; spaces around it are ignored.
-    :raises ValueError: no such number, a zero denominator, more than 100 characters, or an exponent outside -300 ... 300:
-        computing with those could take forever.
+    :raises ValueError: no such number, a zero denominator, more than 100 characters, or an exponent outside
+        -300 ... 300, with which computing could take forever.
 
     >>> parse_fraction("0.25"), parse_fraction("1/3")
     (Fraction(1, 4), Fraction(1, 3))
@@ -131,13 +132,15 @@ def _read_csv(path: Path) -> np.ndarray:
     return np.array(matrix, dtype=object if exact else float)
 
 
-def _show(number: object, digits: int = 6) -> str:
+def _show(number: Any, digits: int = 6) -> str:
     return shorten(number, digits) if isinstance(number, Fraction) else f"{float(number):.{digits}g}"
 
 
-def _show_both(x: object, y: object) -> tuple[str, str]:
+def _show_both(x: Any, y: Any) -> tuple[str, str]:
     """Two numbers, in as many digits as it takes to tell them apart."""
-    return next(both for digits in count(6) if (both := (_show(x, digits), _show(y, digits)))[0] != both[1] or x == y)
+    write = rounded if isinstance(x, Fraction) and isinstance(y, Fraction) else _show
+    digits = next(digits for digits in count(6) if x == y or write(x, digits) != write(y, digits))
+    return _show(x, digits), _show(y, digits)
 
 
 def verdict(A: np.ndarray, alpha: Fraction) -> tuple[bool, str]:
@@ -182,5 +185,7 @@ def verdict(A: np.ndarray, alpha: Fraction) -> tuple[bool, str]:
             f"Token {own + 1} attends to itself ({kept}) {compared} token {other + 1} attends to it ({given})."
         )
     if report.margin < NEAR_TIE:
-        lines.append(f"The margin is below {NEAR_TIE:g}: the rounding of a float32 forward pass could flip this verdict.")
+        lines.append(
+            f"The margin is below {NEAR_TIE:g}: the rounding of a float32 forward pass could flip this verdict."
+        )
     return holds, "\n".join(lines)

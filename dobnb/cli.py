@@ -134,12 +134,14 @@ def _count(value: str) -> int:
 
 
 def _alpha(value: str) -> Fraction:
+    from dobnb.check import parse_fraction
+
     try:
-        alpha = Fraction(value)
-    except (ValueError, ZeroDivisionError):
+        alpha = parse_fraction(value)
+    except ValueError:
         alpha = Fraction(0)
     if not 0 < alpha < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number strictly between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{value[:40]!r} is not a number strictly between 0 and 1")
     return alpha
 
 

@@ -39,7 +39,8 @@ def depth_bounds(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> DepthB
     :param matrices: one row-stochastic matrix a layer, first layer first, each of shape (..., N, N).
     :param alpha: weight of the residual stream, strictly between 0 and 1; the paper takes 1/2.
     :return: :class:`DepthBounds`, values in [0, 1].
-    :raises MatrixError: no sequence, no matrix, shapes that differ, a matrix that is not row-stochastic, or `alpha` out of range.
+    :raises MatrixError: no sequence, no matrix, shapes that differ, a matrix that is not row-stochastic, or `alpha`
+        out of range.
 
     >>> found = depth_bounds([[[0.0, 1.0], [1.0, 0.0]], [[0.75, 0.25], [0.25, 0.75]]])
     >>> found.bound.tolist(), found.product.tolist(), found.holds.tolist()

@@ -54,8 +54,8 @@ def exact_equality(A: Any, alpha: Rational = Fraction(1, 2), rows: Rows = "stoch
     :param A: one matrix, shape (N, N), N at least 2: an array or nested lists of ``fractions.Fraction`` or integers.
     :param alpha: weight of the residual stream, a fraction strictly between 0 and 1; the paper takes 1/2.
     :param rows: ``"stochastic"``, or ``"substochastic"`` for rows that sum to less than 1.
-    :raises MatrixError: a tensor, not square, N < 2, a float or another inexact entry, a negative entry, a row that does not sum
-        to exactly 1 (or sums to more than 1, for substochastic rows); `alpha` no fraction or out of range.
+    :raises MatrixError: a tensor, not square, N < 2, a float or another inexact entry, a negative entry, a row that
+        does not sum to exactly 1 (or sums to more than 1, for substochastic rows); `alpha` no fraction or out of range.
 
     >>> tenth = Fraction(1, 10)
     >>> report = exact_equality([[tenth, 9 * tenth], [9 * tenth, tenth]])
@@ -100,14 +100,18 @@ def exact_equality(A: Any, alpha: Rational = Fraction(1, 2), rows: Rows = "stoch
 def shorten(number: Fraction, digits: int = 6) -> str:
     """A fraction as text: exactly where that is short, or else ``about`` and that many significant digits.
 
-    >>> shorten(Fraction(1, 3)), shorten(Fraction(1, 3**90))
-    ('1/3', 'about 1.14566e-43')
+    >>> shorten(Fraction(1, 3)), shorten(Fraction(1, 3 * 10**30))
+    ('1/3', 'about 3.33333e-31')
     """
-    if max(abs(number.numerator), number.denominator) < 10**20:
-        return str(number)
-    # A Decimal has no largest exponent to speak of, a float does.
+    short = max(abs(number.numerator), number.denominator) < 10**20
+    return str(number) if short else f"about {rounded(number, digits)}"
+
+
+def rounded(number: Fraction, digits: int) -> str:
+    """A fraction of any size as a decimal of that many significant digits; a float would overflow."""
     context = Context(prec=digits, Emin=MIN_EMIN, Emax=MAX_EMAX)
-    return f"about {context.divide(number.numerator, number.denominator):.{digits}g}"
+    decimal = context.divide(number.numerator, number.denominator)
+    return f"{context.normalize(decimal):g}"
 
 
 def _distances(rows: np.ndarray) -> np.ndarray:

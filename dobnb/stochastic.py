@@ -6,7 +6,7 @@ batch dimensions, and returns float64 tensors on the same device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any, Literal
 
@@ -137,6 +137,8 @@ def rollout(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> Tensor:
     :return: float64, shape (..., N, N), row-stochastic.
     :raises MatrixError: no matrix, shapes that differ, or a matrix that is not row-stochastic.
     """
+    if not isinstance(matrices, Iterable):
+        raise MatrixError(f"matrices is a {type(matrices).__name__}; pass one matrix a layer, first layer first")
     product: Tensor | None = None
     for layer, A in enumerate(matrices):
         factor = rollout_factor(A, alpha)

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+import zipfile
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dobnb.check import parse_fraction, verdict
 from dobnb.cli import main
 
 TIGHT = [[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]]
@@ -123,8 +126,15 @@ BAD = {
     "sum-exact.csv": ("1,0\n1/2,1/3\n", "row (1,) sums to 5/6, not to exactly 1 (indices count from 0)"),
     "wide.csv": ("1,0\n", "shape (1, 2) is not square"),
     "wide-exact.csv": ("1/2,1/2\n", "shape (1, 2) is not one square matrix"),
-    "nothing.npy": (b"", "cannot be read"),
-    "garbage.npy": (b"no numpy file at all", "cannot be read"),
+    "underscore.csv": ("1_0,0\n0,1\n", "line 1, field 1 is '1_0', not a number"),
+    "digits.csv": ("\u0661,0\n0,1\n", "line 1, field 1 is '\u0661', not a number"),
+    "tiny.csv": ("1e-5000,1/2\n", "line 1, field 1 is '1e-5000', a number whose exponent is not within 300 of 0"),
+    "huge.csv": ("1e999999999,1/2\n", "line 1, field 1 is '1e999999999', a number whose exponent"),
+    "long.csv": (f"1/2,1/{'3' * 5000}\n", f"line 1, field 2 is '1/{'3' * 38}', more than 100 characters"),
+    "nothing.npy": (b"", "no file of numpy's; write it with numpy.save or numpy.savez"),
+    "garbage.npy": (b"0.5,0.5\n0.5,0.5\n", "no file of numpy's"),
+    "pickle.npy": (b"\x80\x04N.", "no file of numpy's"),
+    "text.npz": (b"no numpy file at all", "no file of numpy's"),
     "garbage.npz": (b"PK\x03\x04 no zip file", "cannot be read"),
     "nan.npy": (np.full((2, 2), np.nan), "entry (0, 0) is nan"),
     "negative.npy": ([[1.5, -0.5], [0, 1]], "entry (0, 1) is -0.5"),
@@ -149,7 +159,56 @@ def test_what_is_no_matrix_is_refused_in_one_line(name, tmp_path, capsys):
 
 def test_a_pickled_array_is_not_unpickled(tmp_path, capsys):
     code, _, err = check(capsys, write(tmp_path, "pickled.npy", pickled(tmp_path)))
-    assert code == 2 and "allow_pickle=False" in err and err.count("\n") == 1
+    assert code == 2 and "it holds Python objects, which are never loaded" in err and err.count("\n") == 1
+    np.savez(tmp_path / "pickled.npz", a=np.array([{}], dtype=object), allow_pickle=True)
+    errors = [err, check(capsys, str(tmp_path / "pickled.npz"), "--array", "a")[2]]
+    wide = np.zeros(1, dtype=[(f"field {k}", float) for k in range(1000)])  # numpy refuses so long a header
+    errors.append(check(capsys, write(tmp_path, "wide.npy", wide))[2])
+    assert "never loaded" in errors[1] and "its header is not that of a matrix" in errors[2]
+    for error in errors:
+        assert "trust" not in error and "allow_pickle" not in error and error.count("\n") == 1
+
+
+def test_a_zip_file_of_other_things_is_refused(tmp_path, capsys):
+    with zipfile.ZipFile(tmp_path / "other.npz", "w") as archive:
+        archive.writestr("readme.txt", "1,0")
+    code, _, err = check(capsys, str(tmp_path / "other.npz"))
+    assert code == 2 and "'readme.txt' in it is no array" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1/3", Fraction(1, 3)), (" -0.25 ", Fraction(-1, 4)), ("2.5e-1", Fraction(1, 4)), (".5", Fraction(1, 2)),
+     ("+3.E0", Fraction(3)), ("1e300", Fraction(10**300)), ("1e-300", Fraction(1, 10**300))],
+)  # fmt: skip
+def test_fractions_are_read_as_they_are_written(text, number):
+    assert parse_fraction(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "half", "nan", "inf", "1/0", "1/2/3", "1 / 2", "1/-2", "1_0", "1/1_0", "\u0661/2", "\u00bd", "1e301", "1e-301",
+     "1e999999999", "1e", ".", "0x1", "1j", "3" * 101],
+)  # fmt: skip
+def test_what_is_no_fraction_is_refused(text):
+    with pytest.raises(ValueError, match=r"number|characters"):
+        parse_fraction(text)
+
+
+def test_numbers_that_differ_do_not_print_alike():
+    _, words = verdict(np.array([[0.4, 0.6], [0.4 + 2**-30, 0.6 - 2**-30]]), Fraction(1, 2))
+    assert "Token 1 attends to itself (0.4) less than token 2 attends to it (0.400000001)." in words
+    half, tiny = Fraction(1, 2), Fraction(1, 10**40)
+    _, words = verdict(np.array([[half - tiny, half + tiny], [half, half]]), half)
+    assert f"Token 1 attends to itself (about 0.4{'9' * 39}) less than token 2 attends to it (1/2)." in words
+
+
+def test_long_fractions_are_shortened():
+    tiny = Fraction(1, 3**90)
+    holds, words = verdict(np.array([[tiny, 1 - tiny], [1 - 2 * tiny, 2 * tiny]]), Fraction(1, 2))
+    assert not holds and value(words, "kappa of the factor") == "about" and max(map(len, words.splitlines())) < 120
+    huge = Fraction(1, 10**5000)  # more digits than Python writes
+    assert "1e-5000" in verdict(np.array([[huge, 1 - huge], [1 - huge, huge]]), Fraction(1, 2))[1]
 
 
 def test_a_truncated_file_is_refused(tmp_path, capsys):

@@ -118,6 +118,12 @@ def test_the_swap_forgets_all_at_once_while_its_bound_stays_at_one():
 def test_bad_input_is_refused():
     with pytest.raises(MatrixError, match="at least one layer"):
         depth_bounds([])
+    for nothing in (None, 3, torch.tensor(1.0)):
+        with pytest.raises(MatrixError, match="pass a sequence of one matrix a layer"):
+            depth_bounds(nothing)
+    for nothing in (None, torch.eye(2)):
+        with pytest.raises(MatrixError, match="pass what depth_bounds returns"):
+            slack(nothing)
     with pytest.raises(MatrixError, match="layer 1 has shape"):
         depth_bounds([torch.eye(3), torch.eye(4)])
     with pytest.raises(MatrixError, match="alpha"):

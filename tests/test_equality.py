@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from matrices import as_floats, exact_factor, exact_kappa, exact_tv, rational_matrices
 
-from dobnb import check_equality, rollout, rollout_factor
+from dobnb import check_equality, exact_equality, rollout, rollout_factor
 from dobnb.dobrushin import dobrushin_coefficient, pairwise_total_variation
 from dobnb.equality import NEAR_TIE, dominance_slack, factor_total_variation
 from dobnb.stochastic import MatrixError
@@ -200,25 +200,20 @@ def test_alpha_out_of_range_is_refused(alpha):
         rollout([torch.eye(3)], alpha)
 
 
-def margin_bounds(A, alpha):
-    small = min(alpha, (1 - alpha) * exact_margin(A))
-    return small, (1 - alpha) * exact_margin(A) + 2 * small
-
-
 @given(rational_matrices(largest=6), ALPHAS)
 def test_the_bounds_on_the_gap(A, alpha):
-    """prop-gap-bounds and prop-gap-margin."""
-    gap, kappa, n = exact_gap(A, alpha), exact_kappa(A), len(A)
-    assert gap <= 2 * min(alpha, (1 - alpha) * kappa)
-    assert n == 2 or gap <= 1 - alpha
-    assert gap <= (1 - alpha) * (kappa + (1 - sum(A[i][i] for i in range(n))) / (n - 1))
-    low, high = margin_bounds(A, alpha)
-    assert gap == 0 or 0 < low <= gap <= high
+    """prop-gap-bounds and prop-gap-margin, of the numbers that the package reports."""
+    report, n = exact_equality(A, alpha), len(A)
+    assert report.gap <= 2 * min(alpha, (1 - alpha) * report.kappa)
+    assert n == 2 or report.gap <= 1 - alpha
+    assert report.gap <= (1 - alpha) * (report.kappa + (1 - sum(A[i][i] for i in range(n))) / (n - 1))
+    small = min(alpha, (1 - alpha) * report.margin)
+    assert report.holds or 0 < small <= report.gap <= (1 - alpha) * report.margin + 2 * small
 
 
 @given(rational_matrices(largest=6), st.fractions(HALF, F(99, 100), max_denominator=100))
 def test_above_one_half_the_gap_is_linear_in_alpha(A, alpha):
-    assert exact_gap(A, alpha) == 2 * (1 - alpha) * exact_gap(A)
+    assert exact_equality(A, alpha).gap == 2 * (1 - alpha) * exact_equality(A).gap
 
 
 @given(rational_matrices(largest=8), st.integers(0, 7))

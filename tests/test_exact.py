@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from matrices import as_floats, exact_factor, exact_kappa, exact_tv, rational_matrices
@@ -160,6 +161,11 @@ def test_large_denominators_do_not_overflow():
         ([[HALF, HALF], [1]], "not one square matrix|not a matrix"),
         ([[[1, 0], [0, 1]]], r"shape \(1, 2, 2\) is not one square matrix"),
         ([[1]], "N is 1"),
+        (torch.eye(2), "A is a tensor, .*use check_equality"),
+        (torch.eye(2, dtype=torch.int64), "A is a tensor, .*use check_equality"),
+        ([[F(1, 10**30), 1], [0, 1]], r"row \(0,\) sums to 1 \+ 1e-30, not to exactly 1"),
+        ([[-F(1, 10**5000), 1], [0, 1]], r"entry \(0, 0\) is about -1e-5000; "),
+        ([[10**5000, 1], [0, 1]], r"row \(0,\) sums to 1 \+ 1e\+5000, not"),
         ([], r"shape \(0,\) is not"),
     ],
 )

@@ -6,6 +6,7 @@ from fractions import Fraction as F
 from itertools import combinations, permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -50,6 +51,15 @@ def test_entries_have_the_beta_law_of_a_dirichlet_row(concentration):
         assert low <= law.cdf(x) <= high
     variance = 3 / (16 * (4 * concentration + 1))
     assert entries.var() == pytest.approx(variance, rel=0.1)
+
+
+@pytest.mark.parametrize("concentration", [0.3, 1, 5])
+def test_the_second_moment_is_that_of_a_dirichlet_row(concentration):
+    """E[x^2] = (c + 1) / (n (n c + 1)), sharp enough to tell c from 1.02 c."""
+    squares = random_stochastic(2, 1_500_000, concentration, seeded()).square().mean(-1).flatten()
+    error = squares.std().item() / math.sqrt(len(squares))
+    assert error < 2e-4
+    assert squares.mean().item() == pytest.approx((concentration + 1) / (2 * (2 * concentration + 1)), abs=4 * error)
 
 
 def test_rows_and_entries_are_independent():
@@ -101,6 +111,42 @@ def test_other_bad_arguments_are_refused():
     for held, drawn, level in ((3, 2, 0.95), (-1, 2, 0.95), (0, 0, 0.95), (1, 2, 1.0)):
         with pytest.raises(MatrixError, match="share"):
             share_interval(held, drawn, level)
+
+
+@pytest.mark.parametrize("sample", [random_stochastic, random_attention])
+def test_arguments_of_other_types_are_refused(sample):
+    assert sample(np.int64(3), np.int64(2)).shape == (2, 3, 3) and sample(3, torch.Size([2, 1])).shape == (2, 1, 3, 3)
+    for n in (2.5, "3", None, True, torch.ones(2, 2)):
+        with pytest.raises(MatrixError, match=r"^n is .*whole number of at least 2$"):
+            sample(n)
+    for batch in (True, None, 2.0, "3", (2, None), (2, True), -1):
+        with pytest.raises(MatrixError, match=r"^batch is "):
+            sample(3, batch)
+    for generator in (np.random.default_rng(0), 0):
+        with pytest.raises(MatrixError, match=r"^generator is .*torch\.Generator"):
+            sample(3, generator=generator)
+
+
+@pytest.mark.parametrize("value", [None, "1", 1j, True])
+def test_parameters_that_are_no_numbers_are_refused(value):
+    for sample, name in (
+        (random_stochastic, "concentration"), (random_attention, "temperature"), (random_attention, "diagonal")
+    ):  # fmt: skip
+        with pytest.raises(MatrixError, match=f"^{name} is .* it must be a number"):
+            sample(3, **{name: value})
+    for held, drawn, level in ((value, 2, 0.5), (1, value, 0.5), (1, 2, value)):
+        with pytest.raises(MatrixError, match="share"):
+            share_interval(held, drawn, level)
+
+
+def test_shares_of_what_is_no_count_are_refused():
+    with pytest.raises(MatrixError, match=r"1\.5 of 2"):
+        share_interval(1.5, 2)
+    assert share_interval(np.int64(1), np.int64(2)) == share_interval(1, 2)
+    for share in (flat_pair_share, share_bounds):
+        for n in (1, 0, 2.5, None, "3", True):
+            with pytest.raises(MatrixError, match=r"^n is "):
+                share(n)
 
 
 def exact_condition(A):
@@ -185,6 +231,28 @@ def test_a_survey_counts_what_it_draws(monkeypatch):
     assert found.shuffled == pytest.approx(shares.mean().item(), abs=1e-15)
     assert found.shuffled_error == pytest.approx(shares.std().item() / math.sqrt(40), rel=1e-12)
     assert found.kappa == pytest.approx(check_equality(A).kappa.mean().item(), abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("returned", "given"),
+    [
+        (torch.eye(3), r"shape \(3, 3\)"),
+        (torch.eye(3).expand(2, 3, 3), r"shape \(2, 3, 3\)"),
+        (torch.empty(0, 3, 3), r"shape \(0, 3, 3\)"),
+        (torch.eye(3).expand(1, 1, 3, 3), r"shape \(1, 1, 3, 3\)"),
+        ([[[1.0, 0.0], [0.0, 1.0]]], "a list"),
+        (None, "a NoneType"),
+    ],
+)
+def test_a_survey_counts_only_as_many_matrices_as_it_asked_for(returned, given):
+    with pytest.raises(MatrixError, match=rf"^sample\(1\) returned {given}; .* \(1, N, N\)$"):
+        survey(lambda b: returned, 1)
+
+
+def test_a_survey_takes_arrays():
+    drawn = random_stochastic(4, 50, generator=seeded())
+    batches = iter([drawn[:1].numpy(), drawn[1:].numpy()])
+    assert survey(lambda b: next(batches), 50).shuffled == pytest.approx(shuffle_share(drawn).mean().item(), abs=1e-15)
 
 
 def test_a_survey_of_ties_alone_has_no_shuffle_share():
