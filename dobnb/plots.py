@@ -631,13 +631,14 @@ def random_excess(rows: Sequence[Mapping[str, Any]]) -> Figure:
     n = np.array([row["n"] for row in rows])
     excess = np.array([row["shuffled"] - 0.25 for row in rows])
     error = 1.96 * np.array([row["shuffled_error"] for row in rows])
-    sizes = np.geomspace(n.min(), n.max(), 200)
+    sizes = np.arange(n.min(), n.max() + 1)
+    exact = [flat_pair_share(int(size)) - 0.25 for size in sizes]
     with style():
         figure, axes = plt.subplots(figsize=(WIDTH, 3.6))
         axes.errorbar(
             n, excess, error, fmt="o", color=COLORS[1], capsize=3, label="attaining pair, measured, 95% interval"
         )
-        axes.plot(sizes, flat_pair_share(sizes) - 0.25, color=COLORS[0], label=r"fixed pair, exact: $1/(8N - 12)$")
+        axes.plot(sizes, exact, color=COLORS[0], label=r"fixed pair, exact: $1/(8N - 12)$")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(n[n & (n - 1) == 0], [str(size) for size in n[n & (n - 1) == 0]])
