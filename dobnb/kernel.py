@@ -278,19 +278,23 @@ def _column(panels, i, unit, down):
 
 
 @_compiled()
-def _estimates(S_row, h, h_i, unit, own, own_i, across, down, kappa, sign, alpha, gaps, margins):
-    """An estimate of the gap and of the margin of each of a row's pairs.
-
-    ``across[j] = A_ij``, ``down[j] = A_ji``, ``own[j] = A_jj``.
-    """
+def _margins(S_row, h, h_i, unit, own, own_i, across, down, kappa, sign, margins):
+    """An estimate of each margin in a row of pairs: ``across[j] = A_ij``, ``down[j] = A_ji``, ``own[j] = A_jj``."""
     for j in range(S_row.size):
-        lower = h_i + h[j] - unit * S_row[j]
-        below = kappa - lower
+        below = kappa - (h_i + h[j] - unit * S_row[j])
         below = below if below > 0.0 else 0.0
         over_i, over_j = own_i - down[j], own[j] - across[j]
         slack = sign * (over_i if over_i < over_j else over_j)
         margins[j] = slack if slack > below else below
-        loss_i, loss_j = (alpha - 1.0) * over_i, (alpha - 1.0) * over_j
+
+
+@_compiled()
+def _gaps(S_row, h, h_i, unit, own, own_i, across, down, kappa, alpha, gaps):
+    """An estimate of each gap in a row of pairs."""
+    for j in range(S_row.size):
+        below = kappa - (h_i + h[j] - unit * S_row[j])
+        below = below if below > 0.0 else 0.0
+        loss_i, loss_j = (alpha - 1.0) * (own_i - down[j]), (alpha - 1.0) * (own[j] - across[j])
         loss_i = loss_i if loss_i > 0.0 else 0.0
         loss_j = loss_j if loss_j > 0.0 else 0.0
         gaps[j] = (1.0 - alpha) * below + (loss_i if loss_i < alpha else alpha) + (loss_j if loss_j < alpha else alpha)
@@ -403,12 +407,15 @@ def _evaluate(S, panels, h, unit, exact, R, what, alpha, limit, scratch, numbers
         least_gap = least_margin = np.inf
         for i in range(n - 1):
             _column(panels, i, unit, down)
-            gaps, margins = lines[0, : n - 1 - i], lines[1, : n - 1 - i]
-            _estimates(
-                S[i, i + 1 : n], h[i + 1 :], h[i], unit, own[i + 1 :], own[i], R[i, i + 1 :], down[i + 1 : n], kappa,
-                sign, alpha, gaps, margins,
-            )  # fmt: skip
-            row_gap[i], row_best[i] = _least(gaps), _least(margins)
+            row, halves, owns = S[i, i + 1 : n], h[i + 1 :], own[i + 1 :]
+            across, below_i = R[i, i + 1 :], down[i + 1 : n]
+            line = lines[0, : n - 1 - i]
+            _margins(row, halves, h[i], unit, owns, own[i], across, below_i, kappa, sign, line)
+            row_best[i] = _least(line)
+            row_gap[i] = 0.0
+            if not holds:
+                _gaps(row, halves, h[i], unit, owns, own[i], across, below_i, kappa, alpha, line)
+                row_gap[i] = _least(line)
             least_gap, least_margin = min(least_gap, row_gap[i]), min(least_margin, row_best[i])
         near = unit * (n + 2) + slop
         gap, margin = np.inf, np.inf
@@ -558,38 +565,58 @@ def _divide_small(row, rounding, total, by):
 
 
 @_compiled()
-def _attain(tv, kappa, own_i, own_j, across, down, p, attaining, first, witness):
-    """Count pair `p` where it attains kappa, and note it where it is the first to do so, or the first witness."""
-    none = p + 2**40  # no branches: they would keep the loop from becoming vectors
-    for b in range(tv.size):
+def _slack_small(own_i, own_j, across, down, slack):
+    for b in range(slack.size):
         over_i, over_j = own_i[b] - down[b], own_j[b] - across[b]
-        slack = over_i if over_i < over_j else over_j
-        attains = p if tv[b] >= kappa[b] - ATTAINS else none
-        dominant = attains if slack >= 0.0 else none
-        attaining[b] += 1 if attains == p else 0
-        first[b] = attains if attains < first[b] else first[b]
-        witness[b] = dominant if dominant < witness[b] else witness[b]
+        slack[b] = over_i if over_i < over_j else over_j
 
 
 @_compiled()
-def _lessen(tv, kappa, own_i, own_j, across, down, sign, alpha, gap, margin):
-    """Lower the gap and the margin to those of one pair of each matrix."""
-    for b in range(tv.size):
-        below = kappa[b] - tv[b]
-        over_i, over_j = own_i[b] - down[b], own_j[b] - across[b]
-        slack = sign[b] * (over_i if over_i < over_j else over_j)
-        far = slack if slack > below else below
-        margin[b] = far if far < margin[b] else margin[b]
-        loss_i, loss_j = (alpha - 1.0) * over_i, (alpha - 1.0) * over_j
+def _loss_small(own_i, own_j, across, down, alpha, loss):
+    for b in range(loss.size):
+        loss_i, loss_j = (alpha - 1.0) * (own_i[b] - down[b]), (alpha - 1.0) * (own_j[b] - across[b])
         loss_i = loss_i if loss_i > 0.0 else 0.0
         loss_j = loss_j if loss_j > 0.0 else 0.0
-        whole = (1.0 - alpha) * below + (loss_i if loss_i < alpha else alpha) + (loss_j if loss_j < alpha else alpha)
+        loss[b] = (loss_i if loss_i < alpha else alpha) + (loss_j if loss_j < alpha else alpha)
+
+
+@_compiled()
+def _count(tv, kappa, p, attaining, first):
+    """Count pair `p` where it attains kappa, and note it where it is the first to do so. No branch, so vectors."""
+    for b in range(tv.size):
+        attaining[b] += 1.0 if tv[b] >= kappa[b] - ATTAINS else 0.0
+    for b in range(tv.size):
+        now = p if tv[b] >= kappa[b] - ATTAINS else np.inf
+        first[b] = now if now < first[b] else first[b]
+
+
+@_compiled()
+def _witness(tv, kappa, slack, p, witness):
+    """Note pair `p` where it is the first that attains kappa and is mutually self-dominant."""
+    for b in range(tv.size):
+        now = p if tv[b] >= kappa[b] - ATTAINS else np.inf
+        now = now if slack[b] >= 0.0 else np.inf
+        witness[b] = now if now < witness[b] else witness[b]
+
+
+@_compiled()
+def _lessen(tv, kappa, slack, sign, margin):
+    for b in range(tv.size):
+        below, away = kappa[b] - tv[b], sign[b] * slack[b]
+        far = away if away > below else below
+        margin[b] = far if far < margin[b] else margin[b]
+
+
+@_compiled()
+def _lessen_gap(tv, kappa, loss, alpha, gap):
+    for b in range(tv.size):
+        whole = (1.0 - alpha) * (kappa[b] - tv[b]) + loss[b]
         gap[b] = whole if whole < gap[b] else gap[b]
 
 
 @_compiled()
 def _load_small(A, base, size, stochastic, tolerance, R, total, by):
-    """``R[i, k, b]`` is A_ik of matrix ``base + b``, renormalised; lanes to spare repeat the first. False: bad input."""
+    """``R[i, k, b]`` is A_ik of matrix ``base + b``, renormalised; lanes to spare repeat the first. False: bad."""
     most = total.size
     good = True
     for i in range(R.shape[0]):
@@ -644,22 +671,26 @@ def _distances_small(R, tv, kappa):
 
 
 @_compiled()
-def _attain_small(R, tv, kappa, attaining, first, witness):
+def _attain_small(R, tv, kappa, slack, attaining, first, witness):
     p, n = 0, R.shape[0]
-    attaining[:], first[:], witness[:] = 0, tv.shape[0], tv.shape[0]
+    attaining[:], first[:], witness[:] = 0.0, np.inf, np.inf
     for i in range(n - 1):
         for j in range(i + 1, n):
-            _attain(tv[p], kappa, R[i, i], R[j, j], R[i, j], R[j, i], p, attaining, first, witness)
+            _slack_small(R[i, i], R[j, j], R[i, j], R[j, i], slack[p])
+            _count(tv[p], kappa, np.float64(p), attaining, first)
+            _witness(tv[p], kappa, slack[p], np.float64(p), witness)
             p += 1
 
 
 @_compiled()
-def _lessen_small(R, tv, kappa, sign, alpha, gap, margin):
+def _lessen_small(R, tv, kappa, slack, sign, alpha, loss, gap, margin):
     p, n = 0, R.shape[0]
     gap[:], margin[:] = np.inf, np.inf
     for i in range(n - 1):
         for j in range(i + 1, n):
-            _lessen(tv[p], kappa, R[i, i], R[j, j], R[i, j], R[j, i], sign, alpha, gap, margin)
+            _lessen(tv[p], kappa, slack[p], sign, margin)
+            _loss_small(R[i, i], R[j, j], R[i, j], R[j, i], alpha, loss)
+            _lessen_gap(tv[p], kappa, loss, alpha, gap)
             p += 1
 
 
@@ -671,9 +702,15 @@ def _small_matrices(A, index, start, stop, what, alpha, stochastic, tolerance, n
     pairs = n * (n - 1) // 2
     most = min(stop - start, 128 if N <= 16 else 32)
     whole, part, tv = np.empty((N, N, most)), np.empty((index.size, index.size, most)), np.empty((pairs, most))
-    total, by, kappa, gap, margin, sign = np.empty((6, most))
-    attaining, first, witness = np.empty((3, most), np.int64)
+    slack = np.empty((pairs, most))
+    total, by, kappa, gap, margin, sign, attaining, first, witness = np.empty((9, most))  # indices are exact in float64
     gap[:], margin[:] = np.nan, np.nan
+    members = np.empty((pairs, 2), np.int64)
+    p = 0
+    for i in range(n - 1):
+        for j in range(i + 1, n):
+            members[p, 0], members[p, 1] = i, j
+            p += 1
     for base in range(start, stop, most):
         size = min(most, stop - base)
         if not _load_small(A, base, size, stochastic, tolerance, whole, total, by):
@@ -682,21 +719,18 @@ def _small_matrices(A, index, start, stop, what, alpha, stochastic, tolerance, n
             return False
         R = part if index.size else whole
         _distances_small(R, tv, kappa)
-        _attain_small(R, tv, kappa, attaining, first, witness)
+        _attain_small(R, tv, kappa, slack, attaining, first, witness)
         if what == REPORT:
             for b in range(most):
                 sign[b] = 1.0 if witness[b] < pairs else -1.0
-            _lessen_small(R, tv, kappa, sign, alpha, gap, margin)
+            _lessen_small(R, tv, kappa, slack, sign, alpha, by, gap, margin)
         for b in range(size):
             holds = witness[b] < pairs
-            i, p = 0, witness[b] if holds else first[b]
-            while p >= n - 1 - i:
-                p -= n - 1 - i
-                i += 1
+            p = int(witness[b]) if holds else int(first[b])
             numbers[base + b, 0], numbers[base + b, 2] = kappa[b], margin[b]
             numbers[base + b, 1] = 0.0 if holds and what == REPORT else gap[b]
-            counts[base + b, 0], counts[base + b, 1], counts[base + b, 2] = holds, i, i + 1 + p
-            counts[base + b, 3] = attaining[b]
+            counts[base + b, 0], counts[base + b, 1], counts[base + b, 2] = holds, members[p, 0], members[p, 1]
+            counts[base + b, 3] = int(attaining[b])
     return True
 
 
@@ -716,8 +750,10 @@ def _means(A, start, stop, means):
 
 
 def _share(size: int, most: int, work: Callable[[int, int], bool]) -> bool:
-    """Call ``work(start, stop)`` until 0 ... size is done, on as many threads as torch uses; false as soon as one is."""
-    threads = max(1, min(torch.get_num_threads(), size))
+    """Call ``work(start, stop)`` until `size` is done, on as many threads as torch uses; false if any call is."""
+    if size == 0:
+        return True
+    threads = min(torch.get_num_threads(), size)
     if threads == 1:
         return work(0, size)
     chunk = max(1, min(size // (4 * threads), most))
