@@ -23,8 +23,8 @@ estimate exceeds the least one by more than ``u (N + 2)`` cannot be the minimum,
 unless a bound of their own exceeds the best value found so far.
 
 Where more than about ``N**2 / 40`` pairs would need settling, the same code runs on ``ceil(2**62 r_ik)`` in 64 bits,
-whose error, below ``N 2**-62``, is far less than float64's own. For small N, where a screen does not pay, vectors hold
-one pair of many matrices, in float64.
+whose error, below ``N 2**-62``, is far less than float64's own. So it does for small N, where a screen does not pay;
+for the smallest, vectors hold one pair of many matrices, in float64.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ KAPPA, REPORT, SCORES = 0, 1, 2
 _ROWS, _COLUMNS = 8, 16
 """Rows and columns of a register tile: 8 vectors of 16 numbers, which AVX-512, AVX2 and NEON hold in registers."""
 
-_SMALL = 32
-"""Up to this N a screen does not pay."""
+_SMALL, _SIDE_BY_SIDE = 32, 12
+"""Up to the first N a screen does not pay: 64 bits at once. Up to the second, nor does a register tile a matrix."""
 
+_ROUNDING = 1e-15
 _UNIT32, _UNIT64 = 2.0**-31, 2.0**-62
 
 
@@ -310,6 +311,17 @@ def _bounds(S, h, unit, i, j, exact):
 
 
 @_compiled()
+def _count_unsettled(S_row, h, h_i, unit, most, threshold):
+    """How many pairs of a row float64 may have to settle, at most: as `_bounds`, without a branch."""
+    many = 0
+    for j in range(S_row.size):
+        wide = np.float64(S_row[j])
+        upper = h_i + h[j] - unit * wide + unit * (wide if wide < most else most)
+        many += 1 if (upper >= threshold - _ROUNDING) & (wide > 0.0) else 0
+    return many
+
+
+@_compiled()
 def _without(S, h, unit, exact, R, x, slop, row_best, line, limit):
     """The largest total variation of pairs without token x, 0 if there are none; -1: too many to settle."""
     n = h.size
@@ -357,6 +369,13 @@ def _evaluate(S, panels, h, unit, exact, R, what, alpha, limit, scratch, numbers
         row_best[i] = _largest_lower(S[i, i + 1 : n], h[i + 1 :], h[i], unit, lines[0])
         best = max(best, row_best[i])
     threshold = best - ATTAINS - slop
+    if not exact:
+        many = 0
+        for i in range(n - 1):
+            if row_best[i] + wide >= threshold:
+                many += _count_unsettled(S[i, i + 1 : n], h[i + 1 :], h[i], unit, np.float64(n), threshold)
+        if many > limit:
+            return False
     kappa, settled = 0.0, 0
     for i in range(n - 1):
         if row_best[i] + wide < threshold:
@@ -366,8 +385,6 @@ def _evaluate(S, panels, h, unit, exact, R, what, alpha, limit, scratch, numbers
             if upper < threshold:
                 continue
             if lower < upper:
-                if settled == limit:
-                    return False
                 lower = tvs[settled] = _half_l1(R[i], R[j])
                 settled += 1
             kappa = max(kappa, lower)
@@ -404,25 +421,35 @@ def _evaluate(S, panels, h, unit, exact, R, what, alpha, limit, scratch, numbers
         sign = 1.0 if holds else -1.0
         for i in range(n):
             own[i] = R[i, i]
+        # A pair that attains kappa bounds both minima, and rows whose every pair is farther from kappa are passed over.
+        over_i, over_j = own[pair_i] - R[pair_j, pair_i], own[pair_j] - R[pair_i, pair_j]
+        loss = min(max((alpha - 1.0) * over_i, 0.0), alpha) + min(max((alpha - 1.0) * over_j, 0.0), alpha)
+        most_margin, most_gap = max(sign * min(over_i, over_j), 0.0) + ATTAINS + slop, loss + ATTAINS + slop
+        row_margin = lines[1]
         least_gap = least_margin = np.inf
         for i in range(n - 1):
+            row_margin[i] = row_gap[i] = np.inf
+            below = kappa - row_best[i] - wide
+            if below > most_margin and (holds or (1.0 - alpha) * below > most_gap):
+                continue
             _column(panels, i, unit, down)
             row, halves, owns = S[i, i + 1 : n], h[i + 1 :], own[i + 1 :]
             across, below_i = R[i, i + 1 :], down[i + 1 : n]
             line = lines[0, : n - 1 - i]
             _margins(row, halves, h[i], unit, owns, own[i], across, below_i, kappa, sign, line)
-            row_best[i] = _least(line)
-            row_gap[i] = 0.0
+            row_margin[i] = _least(line)
+            most_margin = min(most_margin, row_margin[i] + unit + slop)
             if not holds:
                 _gaps(row, halves, h[i], unit, owns, own[i], across, below_i, kappa, alpha, line)
                 row_gap[i] = _least(line)
-            least_gap, least_margin = min(least_gap, row_gap[i]), min(least_margin, row_best[i])
+                most_gap = min(most_gap, row_gap[i] + unit + slop)
+            least_gap, least_margin = min(least_gap, row_gap[i]), min(least_margin, row_margin[i])
         near = unit * (n + 2) + slop
         gap, margin = np.inf, np.inf
         if holds:
             gap = least_gap = 0.0
         for i in range(n - 1):
-            gap_near, margin_near = not holds and row_gap[i] <= least_gap + near, row_best[i] <= least_margin + near
+            gap_near, margin_near = not holds and row_gap[i] <= least_gap + near, row_margin[i] <= least_margin + near
             if not (gap_near or margin_near):
                 continue
             for j in range(i + 1, n):
@@ -489,7 +516,7 @@ def _matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers
     panels64 = _empty(size64 * n, one64).reshape((size64 // _COLUMNS, n, _COLUMNS))
     S64 = _empty(size64 * size64, one64).reshape((size64, size64))
     strip64 = np.empty((_COLUMNS, n if small else 0), np.uint64)
-    masses, h = np.empty(n), np.empty(n)
+    masses, h, sums = np.empty(n), np.empty(n), np.empty(wide, np.uint64)
     scratch = (np.empty(n), np.empty(n), np.empty(n), np.empty(wide), np.empty((2, n)), np.empty(limit))
     for b in range(start, stop):
         if not _load(A[b], index, stochastic, tolerance, R, masses):
@@ -510,11 +537,13 @@ def _matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers
             strip64 = np.empty((_COLUMNS, n), np.uint64)
         _fill(R, 1.0 / _UNIT64, panels64, strip64)
         _sum_minima(panels64, S64)
-        for i in range(n):
-            total = np.uint64(0)
+        sums[:] = 0
+        for block in range(blocks):
             for k in range(n):
-                total += panels64[i // _COLUMNS, k, i % _COLUMNS]
-            h[i] = (0.5 * _UNIT64) * total
+                for c in range(_COLUMNS):
+                    sums[block * _COLUMNS + c] += panels64[block, k, c]
+        for i in range(n):
+            h[i] = (0.5 * _UNIT64) * sums[i]
         _evaluate(S64, panels64, h, _UNIT64, True, R, what, alpha, limit, scratch, numbers[b], counts[b], row)
     return True
 
@@ -700,7 +729,7 @@ def _small_matrices(A, index, start, stop, what, alpha, stochastic, tolerance, n
     N = A.shape[1]
     n = index.size if index.size else N
     pairs = n * (n - 1) // 2
-    most = min(stop - start, 128 if N <= 16 else 32)
+    most = min(stop - start, 128)
     whole, part, tv = np.empty((N, N, most)), np.empty((index.size, index.size, most)), np.empty((pairs, most))
     slack = np.empty((pairs, most))
     total, by, kappa, gap, margin, sign, attaining, first, witness = np.empty((9, most))  # indices are exact in float64
@@ -803,7 +832,7 @@ def pairs_of_rows(
     scores = np.zeros((B if what == SCORES else 0, n))
 
     def work(start: int, stop: int) -> bool:
-        if N <= _SMALL and what != SCORES:
+        if N <= _SIDE_BY_SIDE and what != SCORES:
             return _small_matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers, counts)
         return _matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers, counts, scores)
 
