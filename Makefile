@@ -3,6 +3,7 @@
 # make test-slow   the tests that take minutes
 # make html        render the committed notebooks
 # make run         execute the notebooks that changed, into book/   (PROFILE=paper: the paper's sizes, into runs/paper/)
+# make bench       time the kernel beside what one would use instead, into results/kernel.json
 # make clean       remove what the targets above made, but for .venv and runs/
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SUMMARY := _build/test-summary.txt
 
-.PHONY: book test test-slow html run clean
+.PHONY: book test test-slow html run bench clean
 .DELETE_ON_ERROR:
 
 book: $(INSTALLED)
@@ -39,6 +40,9 @@ test: $(INSTALLED)
 	$(call part,notebooks again,$(BIN)/python -m pytest -q --nbval --nbval-current-env book/*.ipynb)
 	$(call part,tests,$(BIN)/python -m pytest)
 	@echo; cat $(SUMMARY); ! grep -q FAILED $(SUMMARY)
+
+bench: $(INSTALLED)
+	@$(BIN)/python benchmarks/kernel.py
 
 test-slow: $(INSTALLED)
 	@$(BIN)/python -m pytest -m slow

@@ -3,6 +3,9 @@
 One definition, everywhere (book: def-kappa-float): rows within the tolerance of 1 are renormalised in float64, total
 variation is half the L1 distance, and a pair *attains* kappa when its total variation is within `ATTAINS` of the
 largest. Tensors of shape ``(..., N, N)`` in, float64 tensors on the same device out.
+
+:func:`total_variation` and :func:`attaining_pairs` are the definition, readable, on any device. On the CPU the
+coefficient and the scores come from :mod:`dobnb.kernel`, which is compiled and compared with them.
 """
 
 from __future__ import annotations
@@ -12,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dobnb.stochastic import Rows, as_stochastic
-
-ATTAINS = 1e-12
-"""A pair attains kappa when its float64 total variation is within this of the maximum: rounding in a sum of N terms is
-about N * 1e-16, so ties of exact arithmetic stay ties."""
+from dobnb import kernel
+from dobnb.kernel import ATTAINS
+from dobnb.stochastic import TOLERANCE, Rows, as_square, as_stochastic, restrict, token_index
 
 
 def row_pairs(n: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -67,6 +68,29 @@ def pairwise_total_variation(A: Any, rows: Rows = "stochastic") -> Tensor:
     return tv
 
 
+def on_cpu(
+    A: Tensor, what: int, alpha: float = 0.5, rows: Rows = "stochastic", tokens: Any = None
+) -> kernel.Found | None:
+    """What the compiled kernel finds, or None where this is for the definition: another device, or a matrix so close to
+    the tolerance that the order of its sum decides.
+
+    :param A: as :func:`dobnb.stochastic.as_square` returns it; the batch is flattened.
+    :raises MatrixError: see :func:`dobnb.stochastic.as_stochastic` and :func:`dobnb.stochastic.restrict`.
+    """
+    if A.device.type != "cpu":
+        return None
+    N = A.shape[-1]
+    if A.dtype not in (torch.float32, torch.float64):
+        A = A.to(torch.float64)
+    index = None if tokens is None else token_index(tokens, N).numpy()
+    stochastic = rows == "stochastic" or tokens is not None
+    batch = A.reshape(-1, N, N).contiguous().numpy(force=True)
+    found = kernel.pairs_of_rows(batch, index, what=what, alpha=alpha, stochastic=stochastic, tolerance=TOLERANCE)
+    if found is None:  # the slow path names the entry
+        as_stochastic(A, rows) if tokens is None else restrict(A, tokens)
+    return found
+
+
 def dobrushin_coefficient(A: Any) -> Tensor:
     """The Dobrushin coefficient ``kappa(A) = max_ij TV_ij`` (book: def-kappa; Dobrushin, 1956).
 
@@ -77,7 +101,9 @@ def dobrushin_coefficient(A: Any) -> Tensor:
     >>> dobrushin_coefficient([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.5, 0.5]]).item()
     0.5
     """
-    return total_variation(A).amax(-1)
+    A = as_square(A)
+    found = on_cpu(A, kernel.KAPPA)
+    return total_variation(A).amax(-1) if found is None else torch.from_numpy(found.kappa).reshape(A.shape[:-2])
 
 
 def doeblin_bound(A: Any) -> Tensor:
@@ -119,11 +145,25 @@ def leave_one_out(A: Any) -> Tensor:
     >>> leave_one_out([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]])
     tensor([0.2500, 0.0000, 0.0000], dtype=torch.float64)
     """
-    tv = pairwise_total_variation(A)
-    N = tv.shape[-1]
-    kappa = tv.amax((-2, -1))
-    scores = []
-    for i in range(N):
-        others = [k for k in range(N) if k != i]
-        scores.append(kappa - tv[..., others, :][..., others].amax((-2, -1)))
-    return torch.stack(scores, -1)
+    A = as_square(A)
+    found = on_cpu(A, kernel.SCORES)
+    return leave_one_out_anywhere(A) if found is None else torch.from_numpy(found.scores).reshape(A.shape[:-1])
+
+
+def leave_one_out_anywhere(A: Any) -> Tensor:
+    """:func:`leave_one_out` in torch alone, on any device.
+
+    A token that is not in every attaining pair scores 0, so one or two tokens a matrix are left to look at.
+    """
+    tv = total_variation(A)
+    N = torch.as_tensor(A).shape[-1]
+    i, j = row_pairs(N, tv.device)
+    kappa, attains = tv.amax(-1), attaining_pairs(tv)
+    first = attains.to(torch.uint8).argmax(-1)
+    scores = tv.new_zeros(*tv.shape[:-1], N)
+    for token in (i[first], j[first]):
+        without = (i != token.unsqueeze(-1)) & (j != token.unsqueeze(-1))
+        others = tv.where(without, torch.zeros_like(tv)).amax(-1)
+        alone = ~(attains & without).any(-1)
+        scores.scatter_(-1, token.unsqueeze(-1), (kappa - others).where(alone, torch.zeros_like(kappa)).unsqueeze(-1))
+    return scores

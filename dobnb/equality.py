@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dobnb.dobrushin import attaining_pairs, pairwise_total_variation, row_pairs, total_variation
-from dobnb.stochastic import Rows, as_stochastic, check_alpha
+from dobnb import kernel
+from dobnb.dobrushin import attaining_pairs, on_cpu, pairwise_total_variation, row_pairs, total_variation
+from dobnb.stochastic import Rows, as_square, as_stochastic, check_alpha, restrict
 
 NEAR_TIE = 1e-6
 """A verdict whose margin is below this could flip within the rounding of a float32 forward pass."""
@@ -84,7 +85,9 @@ def factor_total_variation(A: Any, alpha: float = 0.5, rows: Rows = "stochastic"
     return tv - tv.diagonal(dim1=-2, dim2=-1).diag_embed()
 
 
-def check_equality(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> EqualityReport:
+def check_equality(
+    A: Any, alpha: float = 0.5, rows: Rows = "stochastic", tokens: Any = None
+) -> EqualityReport:
     """Is the bound ``kappa(alpha I + (1 - alpha) A) <= alpha + (1 - alpha) kappa(A)`` tight, and by how much not?
 
     The verdict is the theorem's (book: thm-equality): it comes from the signs of ``A_ii - A_ji`` and ``A_jj - A_ij`` on
@@ -94,12 +97,42 @@ def check_equality(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> Equ
     :param A: shape (..., N, N), N at least 2; see :func:`dobnb.stochastic.as_stochastic`.
     :param alpha: weight of the residual stream, strictly between 0 and 1; the paper takes 1/2.
     :param rows: ``"stochastic"``, or ``"substochastic"`` for rows that sum to less than 1, which are not renormalised.
+    :param tokens: the report is on ``restrict(A, tokens)``, of stochastic rows, without a copy of the batch.
     :return: an :class:`EqualityReport`, batched like `A`.
-    :raises MatrixError: see :func:`dobnb.stochastic.as_stochastic`; `alpha` out of range.
+    :raises MatrixError: see :func:`dobnb.stochastic.as_stochastic` and, with `tokens`,
+        :func:`dobnb.stochastic.restrict`; `alpha` out of range.
 
     >>> report = check_equality([[0.1, 0.9], [0.9, 0.1]])
     >>> bool(report.holds), round(report.kappa.item(), 3), round(report.gap.item(), 3)
     (False, 0.8, 0.8)
+    """
+    A = as_square(A, rows)
+    alpha = check_alpha(alpha)
+    found = on_cpu(A, kernel.REPORT, alpha, rows, tokens)
+    if found is None:
+        return check_equality_anywhere(A if tokens is None else restrict(A, tokens), alpha, rows)
+    batch = A.shape[:-2]
+    kappa, gap, margin = (
+        torch.from_numpy(values).reshape(batch) for values in (found.kappa, found.gap, found.margin)
+    )
+    bound = alpha + (1 - alpha) * kappa
+    return EqualityReport(
+        kappa=kappa,
+        factor_kappa=bound - gap,
+        bound=bound,
+        gap=gap,
+        relative_gap=torch.where(kappa > 0, gap / ((1 - alpha) * kappa), torch.nan),
+        holds=torch.from_numpy(found.holds).reshape(batch),
+        pair=torch.from_numpy(found.pair).reshape(*batch, 2),
+        attaining=torch.from_numpy(found.attaining).reshape(batch),
+        margin=margin,
+    )
+
+
+def check_equality_anywhere(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> EqualityReport:
+    """:func:`check_equality` in torch alone, on any device: the definition, which the compiled kernel is compared with.
+
+    :param A: as :func:`check_equality` takes it; so are the others, and what is raised.
     """
     A = as_stochastic(A, rows)
     alpha = check_alpha(alpha)

@@ -32,9 +32,39 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Real numbers of a kind that torch does not know, such as big-endian ones, in float64."""
+    """The same numbers in an array that torch takes: of a dtype it knows, writable, with no stride below 0."""
     known = array.dtype.isnative and array.dtype.itemsize <= 8
-    return array if known or array.dtype.kind not in "fiu" else array.astype(np.float64)
+    array = array if known or array.dtype.kind not in "fiu" else array.astype(np.float64)
+    return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
+
+
+def as_square(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANCE) -> Tensor:
+    """The first half of :func:`as_stochastic`: the checks that look at no entry.
+
+    :return: the tensor itself, or the tensor made of an array or lists, shape (..., N, N), real.
+    :raises MatrixError: as :func:`as_stochastic`.
+    """
+    if isinstance(A, np.ma.MaskedArray):
+        raise MatrixError("the array is masked; fill or drop what its mask hides first")
+    if rows not in ("stochastic", "substochastic"):
+        raise MatrixError(f'rows must be "stochastic" or "substochastic", not {rows!r}')
+    if not isinstance(tolerance, Real) or not 0 <= tolerance < 1:
+        raise MatrixError(f"tolerance is {tolerance!r}; it must be a number, at least 0 and below 1")
+    try:
+        # numpy keeps Python floats in float64, which torch alone would round to float32.
+        A = A if isinstance(A, Tensor) else torch.as_tensor(_native(np.asarray(A)))
+    except (TypeError, ValueError, RuntimeError) as error:
+        wanted = "pass numbers as a tensor, an array or nested lists; exact_equality takes fractions"
+        raise MatrixError(f"not a numeric array: {error}; {wanted}") from None
+    if A.layout != torch.strided:
+        raise MatrixError("the tensor is sparse; pass its .to_dense()")
+    if A.is_complex():
+        raise MatrixError(f"entries are {A.dtype}; a stochastic matrix is real, pass its real part if that is meant")
+    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
+        raise MatrixError(f"shape {tuple(A.shape)} is not square in its last two dimensions; pass (..., N, N)")
+    if A.shape[-1] < 2:
+        raise MatrixError(f"N is {A.shape[-1]}; kappa compares two rows, so N must be at least 2")
+    return A
 
 
 def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANCE) -> Tensor:
@@ -58,26 +88,7 @@ def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANC
     Traceback (most recent call last):
     dobnb.stochastic.MatrixError: row (0,) sums to 1.1, not to 1 within 1e-06; divide each row by its sum if meant
     """
-    if isinstance(A, np.ma.MaskedArray):
-        raise MatrixError("the array is masked; fill or drop what its mask hides first")
-    if rows not in ("stochastic", "substochastic"):
-        raise MatrixError(f'rows must be "stochastic" or "substochastic", not {rows!r}')
-    if not isinstance(tolerance, Real) or not 0 <= tolerance < 1:
-        raise MatrixError(f"tolerance is {tolerance!r}; it must be a number, at least 0 and below 1")
-    try:
-        # numpy keeps Python floats in float64, which torch alone would round to float32.
-        A = A if isinstance(A, Tensor) else torch.as_tensor(_native(np.array(A)))
-    except (TypeError, ValueError, RuntimeError) as error:
-        wanted = "pass numbers as a tensor, an array or nested lists; exact_equality takes fractions"
-        raise MatrixError(f"not a numeric array: {error}; {wanted}") from None
-    if A.layout != torch.strided:
-        raise MatrixError("the tensor is sparse; pass its .to_dense()")
-    if A.is_complex():
-        raise MatrixError(f"entries are {A.dtype}; a stochastic matrix is real, pass its real part if that is meant")
-    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
-        raise MatrixError(f"shape {tuple(A.shape)} is not square in its last two dimensions; pass (..., N, N)")
-    if A.shape[-1] < 2:
-        raise MatrixError(f"N is {A.shape[-1]}; kappa compares two rows, so N must be at least 2")
+    A = as_square(A, rows, tolerance)
     A = A.detach().to(torch.float64)
     if not bool(torch.isfinite(A).all()):
         where = _first(~torch.isfinite(A))
@@ -151,24 +162,15 @@ def rollout(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> Tensor:
     return product
 
 
-def restrict(A: Any, tokens: Any, renormalize: bool = True) -> Tensor:
-    """The subchain on `tokens`: their rows and columns, each row divided by what is left of it (book: def-subchain).
+def token_index(tokens: Any, N: int, device: torch.device | None = None) -> Tensor:
+    """The tokens of a subchain as indices, int64, at least two.
 
-    :param A: row-stochastic, shape (..., N, N).
     :param tokens: boolean mask of shape (N,), or a list of distinct indices in [0, N), kept in the order given.
-    :param renormalize: divide each row by its remaining mass; if false the result is substochastic.
-    :return: float64, shape (..., n, n), n the number of tokens kept.
-    :raises MatrixError: `A` is not row-stochastic, fewer than two tokens, an index out of range or given twice, or a
-        row with no mass left.
-
-    >>> restrict([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.2, 0.2, 0.6]], [0, 2])
-    tensor([[0.6667, 0.3333],
-            [0.2500, 0.7500]], dtype=torch.float64)
+    :raises MatrixError: as :func:`restrict`.
     """
-    A = as_stochastic(A)
-    N = A.shape[-1]
     try:
-        tokens = torch.as_tensor(tokens if isinstance(tokens, Tensor) else np.array(tokens), device=A.device)
+        tokens = tokens if isinstance(tokens, Tensor) else _native(np.asarray(tokens))
+        tokens = torch.as_tensor(tokens, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MatrixError(f"tokens must be a boolean mask or a list of indices: {error}") from None
     if tokens.dtype == torch.bool:
@@ -187,6 +189,25 @@ def restrict(A: Any, tokens: Any, renormalize: bool = True) -> Tensor:
         raise MatrixError(f"tokens must be a boolean mask or a list of indices, not {given}")
     if index.numel() < 2:
         raise MatrixError(f"{index.numel()} tokens kept; a subchain needs at least two")
+    return index
+
+
+def restrict(A: Any, tokens: Any, renormalize: bool = True) -> Tensor:
+    """The subchain on `tokens`: their rows and columns, each row divided by what is left of it (book: def-subchain).
+
+    :param A: row-stochastic, shape (..., N, N).
+    :param tokens: boolean mask of shape (N,), or a list of distinct indices in [0, N), kept in the order given.
+    :param renormalize: divide each row by its remaining mass; if false the result is substochastic.
+    :return: float64, shape (..., n, n), n the number of tokens kept.
+    :raises MatrixError: `A` is not row-stochastic, fewer than two tokens, an index out of range or given twice, or a
+        row with no mass left.
+
+    >>> restrict([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.2, 0.2, 0.6]], [0, 2])
+    tensor([[0.6667, 0.3333],
+            [0.2500, 0.7500]], dtype=torch.float64)
+    """
+    A = as_stochastic(A)
+    index = token_index(tokens, A.shape[-1], A.device)
     sub = A.index_select(-2, index).index_select(-1, index)
     if not renormalize:
         return sub
