@@ -21,7 +21,13 @@ from dobnb.stochastic import TOLERANCE, Rows, as_square, as_stochastic, restrict
 
 
 def row_pairs(n: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """The pairs i < j of `n` rows in row-major order: two int64 tensors of shape (P,), P = n (n - 1) / 2."""
+    """The pairs i < j of `n` rows in row-major order, over which kappa is a maximum (book: def-kappa).
+
+    :return: two int64 tensors of shape (P,), P = n (n - 1) / 2.
+
+    >>> row_pairs(3)
+    (tensor([0, 0, 1]), tensor([1, 2, 2]))
+    """
     i, j = torch.triu_indices(n, n, 1, device=device)
     return i, j
 
@@ -127,6 +133,9 @@ def attaining_pairs(tv: Tensor) -> Tensor:
 
     :param tv: shape (..., P), as :func:`total_variation` returns it.
     :return: bool, shape (..., P).
+
+    >>> attaining_pairs(torch.tensor([0.5, 0.5 - 1e-13, 0.25], dtype=torch.float64))
+    tensor([ True,  True, False])
     """
     return tv >= tv.amax(-1, keepdim=True) - ATTAINS
 

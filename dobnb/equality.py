@@ -76,6 +76,9 @@ def factor_total_variation(A: Any, alpha: float = 0.5, rows: Rows = "stochastic"
     :param alpha: weight of the residual stream, strictly between 0 and 1.
     :return: float64, shape (..., N, N), symmetric with a zero diagonal.
     :raises MatrixError: see :func:`dobnb.stochastic.as_stochastic`; `alpha` out of range.
+
+    >>> factor_total_variation([[0.0, 1.0], [0.5, 0.5]])[0, 1].item()  # 1/2 + 1/4 - min(1/2, 1/4) - min(1/2, 1/4)
+    0.25
     """
     A = as_stochastic(A, rows)
     alpha = check_alpha(alpha)
@@ -112,21 +115,20 @@ def check_equality(
     if found is None:
         return check_equality_anywhere(A if tokens is None else restrict(A, tokens), alpha, rows)
     batch = A.shape[:-2]
-    kappa, gap, margin = (
-        torch.from_numpy(values).reshape(batch) for values in (found.kappa, found.gap, found.margin)
+    kappa, gap, holds, attaining, margin = (
+        torch.from_numpy(values).reshape(batch)
+        for values in (found.kappa, found.gap, found.holds, found.attaining, found.margin)
     )
+    return _report(alpha, kappa, gap, holds, torch.from_numpy(found.pair).reshape(*batch, 2), attaining, margin)
+
+
+def _report(
+    alpha: float, kappa: Tensor, gap: Tensor, holds: Tensor, pair: Tensor, attaining: Tensor, margin: Tensor
+) -> EqualityReport:
+    """The report, with what follows from kappa and the gap."""
     bound = alpha + (1 - alpha) * kappa
-    return EqualityReport(
-        kappa=kappa,
-        factor_kappa=bound - gap,
-        bound=bound,
-        gap=gap,
-        relative_gap=torch.where(kappa > 0, gap / ((1 - alpha) * kappa), torch.nan),
-        holds=torch.from_numpy(found.holds).reshape(batch),
-        pair=torch.from_numpy(found.pair).reshape(*batch, 2),
-        attaining=torch.from_numpy(found.attaining).reshape(batch),
-        margin=margin,
-    )
+    relative = torch.where(kappa > 0, gap / ((1 - alpha) * kappa), torch.nan)
+    return EqualityReport(kappa, bound - gap, bound, gap, relative, holds, pair, attaining, margin)
 
 
 def check_equality_anywhere(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> EqualityReport:
@@ -148,18 +150,8 @@ def check_equality_anywhere(A: Any, alpha: float = 0.5, rows: Rows = "stochastic
     below = kappa.unsqueeze(-1) - tv
     loss = ((alpha - 1) * over_i).clamp(0, alpha) + ((alpha - 1) * over_j).clamp(0, alpha)
     gap = ((1 - alpha) * below + loss).amin(-1).masked_fill(holds, 0.0)
-    bound = alpha + (1 - alpha) * kappa
     first = torch.where(holds.unsqueeze(-1), witness, attains).to(torch.uint8).argmax(-1)
     # A pair flips the verdict once it both attains kappa and lies on the other side of the condition.
     away = torch.where(holds.unsqueeze(-1), slack, -slack)
-    return EqualityReport(
-        kappa=kappa,
-        factor_kappa=bound - gap,
-        bound=bound,
-        gap=gap,
-        relative_gap=torch.where(kappa > 0, gap / ((1 - alpha) * kappa), torch.nan),
-        holds=holds,
-        pair=torch.stack([i[first], j[first]], -1),
-        attaining=attains.sum(-1),
-        margin=torch.maximum(away, below).amin(-1),
-    )
+    pair, margin = torch.stack([i[first], j[first]], -1), torch.maximum(away, below).amin(-1)
+    return _report(alpha, kappa, gap, holds, pair, attains.sum(-1), margin)

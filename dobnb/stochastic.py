@@ -117,6 +117,9 @@ def check_alpha(alpha: float) -> float:
     """Return `alpha` if it lies strictly between 0 and 1.
 
     :raises MatrixError: otherwise; at 0 and 1 the equality condition (book: thm-equality) is void.
+
+    >>> check_alpha(0.5)
+    0.5
     """
     if not isinstance(alpha, Real) or not 0 < alpha < 1:
         raise MatrixError(f"alpha is {alpha!r}; it must be a number strictly between 0 and 1")
@@ -147,6 +150,10 @@ def rollout(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> Tensor:
     :param alpha: weight of the residual stream, strictly between 0 and 1.
     :return: float64, shape (..., N, N), row-stochastic.
     :raises MatrixError: no matrix, shapes that differ, or a matrix that is not row-stochastic.
+
+    >>> rollout([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])
+    tensor([[0.5000, 0.5000],
+            [0.2500, 0.7500]], dtype=torch.float64)
     """
     if not isinstance(matrices, Iterable):
         raise MatrixError(f"matrices is a {type(matrices).__name__}; pass one matrix a layer, first layer first")
