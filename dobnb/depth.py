@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dobnb.dobrushin import dobrushin_coefficient
 from dobnb.equality import check_equality
-from dobnb.stochastic import MatrixError, rollout_factor
+from dobnb.stochastic import MatrixError, layers_and_factors
 
 
 class DepthBounds(NamedTuple):
@@ -46,25 +46,15 @@ def depth_bounds(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> DepthB
     >>> found.bound.tolist(), found.product.tolist(), found.holds.tolist()
     ([1.0, 0.75], [0.0, 0.0], [False, True])
     """
-    try:
-        layers = iter(matrices)
-    except TypeError:
-        raise MatrixError(f"matrices is a {type(matrices).__name__}; pass a sequence of one matrix a layer") from None
     rollout: Tensor | None = None
     bounds, factors, truths, verdicts = [], [], [], []
-    for layer, A in enumerate(layers):
-        factor = rollout_factor(A, alpha)
-        if rollout is not None and factor.shape != rollout.shape:
-            shapes = f"{tuple(factor.shape)}, the layers before it {tuple(rollout.shape)}"
-            raise MatrixError(f"layer {layer} has shape {shapes}; all layers must agree")
+    for A, factor in layers_and_factors(matrices, alpha):
         report = check_equality(A, alpha)
         rollout = factor if rollout is None else factor @ rollout
         bounds.append(report.bound)
         factors.append(report.factor_kappa)
         truths.append(dobrushin_coefficient(rollout))
         verdicts.append(report.holds)
-    if rollout is None:
-        raise MatrixError("no matrices; a rollout needs at least one layer")
     return DepthBounds(
         bound=torch.stack(bounds).cumprod(0),
         product=torch.stack(factors).cumprod(0),

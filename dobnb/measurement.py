@@ -69,7 +69,8 @@ class Measurement:
     def load(cls, path: str | Path) -> Measurement:
         """Read what :meth:`save` wrote.
 
-        :raises MeasurementError: no such file, not JSON, another schema, or a field that is missing or unknown.
+        :raises MeasurementError: no such file, not JSON, another schema, a field that is missing or unknown, or
+            lists that do not have one entry a layer.
         """
         path = Path(path)
         try:
@@ -99,16 +100,18 @@ def _is_whole(data: dict[str, Any]) -> bool:
         return isinstance(values, list) and len(values) == layers and all(isinstance(value, kind) for value in values)
 
     per_input, heads, averaged, born = (data[name] for name in ("per_input", "heads", "averaged", "provenance"))
-    if not all(isinstance(part, dict) for part in (per_input, heads, averaged, born)):
+    parts = (per_input, heads, averaged, born)
+    if not all(isinstance(part, dict) for part in parts):
+        return False
+    named = [born.get("model"), born.get("inputs")]
+    if not all(isinstance(part, dict) and isinstance(part.get("name"), str) for part in named):
         return False
     counts = [data["n"], data["near_ties"], per_input.get("content"), per_input.get("all"), *heads.values()]
-    names = (born.get(part, {}).get("name") for part in ("model", "inputs"))
     return (
         all(by_layer(count, int) for count in counts)
         and min(data["n"]) > 0
         and set(heads) in (set(), {"content", "tested"})
         and by_layer(averaged.get("content"), bool)
-        and all(isinstance(name, str) for name in names)
     )
 
 

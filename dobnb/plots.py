@@ -37,7 +37,6 @@ COLORS = sns.color_palette("colorblind").as_hex()
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", "-.", ":")
 HATCHES = ("///", "...", "xxx", "\\\\\\")
-FAINT = "0.75"
 
 
 @contextmanager

@@ -6,7 +6,8 @@ batch dimensions, and returns float64 tensors on the same device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from numbers import Real
 from typing import Any, Literal
 
@@ -143,6 +144,27 @@ def rollout_factor(A: Any, alpha: float = 0.5) -> Tensor:
     return alpha * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) + (1 - alpha) * A
 
 
+def layers_and_factors(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> Iterator[tuple[Any, Tensor]]:
+    """Each layer's matrix as given, with its rollout factor, first layer first.
+
+    :raises MatrixError: as :func:`rollout`.
+    """
+    try:
+        layers = iter(matrices)
+    except TypeError:
+        raise MatrixError(f"matrices is a {type(matrices).__name__}; pass a sequence of one matrix a layer") from None
+    shape: torch.Size | None = None
+    for layer, A in enumerate(layers):
+        factor = rollout_factor(A, alpha)
+        if shape is not None and factor.shape != shape:
+            shapes = f"{tuple(factor.shape)}, the layers before it {tuple(shape)}"
+            raise MatrixError(f"layer {layer} has shape {shapes}; all layers must agree")
+        shape = factor.shape
+        yield A, factor
+    if shape is None:
+        raise MatrixError("no matrices; a rollout needs at least one layer")
+
+
 def rollout(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> Tensor:
     """Attention rollout: the product of the layers' factors, the first layer rightmost (book: eq-rollout).
 
@@ -155,18 +177,8 @@ def rollout(matrices: Sequence[Any] | Tensor, alpha: float = 0.5) -> Tensor:
     tensor([[0.5000, 0.5000],
             [0.2500, 0.7500]], dtype=torch.float64)
     """
-    if not isinstance(matrices, Iterable):
-        raise MatrixError(f"matrices is a {type(matrices).__name__}; pass one matrix a layer, first layer first")
-    product: Tensor | None = None
-    for layer, A in enumerate(matrices):
-        factor = rollout_factor(A, alpha)
-        if product is not None and factor.shape != product.shape:
-            shapes = f"{tuple(factor.shape)}, the layers before it {tuple(product.shape)}"
-            raise MatrixError(f"layer {layer} has shape {shapes}; all layers must agree")
-        product = factor if product is None else factor @ product
-    if product is None:
-        raise MatrixError("no matrices; rollout needs at least one layer")
-    return product
+    factors = (factor for _, factor in layers_and_factors(matrices, alpha))
+    return reduce(lambda product, factor: factor @ product, factors)
 
 
 def token_index(tokens: Any, N: int, device: torch.device | None = None) -> Tensor:

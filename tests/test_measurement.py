@@ -177,6 +177,7 @@ DAMAGE = {
     "more layers than lists": {"layers": 3},
     "no layers": {"layers": 0},
     "no provenance": {"provenance": {}},
+    "a model that is no record": {"provenance": {"model": "x", "inputs": {"name": "y"}}},
     "verdicts that are none": {"averaged": {"content": [1.5, 2.5]}},
     "heads of another length": {"heads": {"content": [1], "tested": [1, 1]}},
 }
