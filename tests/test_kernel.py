@@ -138,10 +138,9 @@ def test_the_screens_bounds_enclose_the_truth():
     draw = np.random.default_rng(5)
     for kind in KINDS:
         A = kind(draw, 70)
-        panels, strip = np.empty((5, 70, 16), np.uint32), np.empty((16, 70), np.uint32)
-        S = np.empty((80, 80), np.uint32)
-        kernel._fill(A, 2.0**31, panels, strip)
-        kernel._sum_minima(panels, S)
+        panels, S = np.empty((5, 70, 16), np.uint32), np.empty((80, 80), np.uint32)
+        kernel._fill(A, 2.0**31, panels)
+        kernel._sum_minima(panels, S, 0, 9)
         i, j = np.triu_indices(70, 1)
         tv = 0.5 * np.abs(A[i] - A[j]).sum(-1)
         low = 0.5 * (A[i].sum(-1) + A[j].sum(-1)) - S[i, j] * 2.0**-31
