@@ -120,7 +120,7 @@ def _check_switches(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
 
 def _check_images(model: nn.Module, named: Mapping[str, Any]) -> int | None:
     """How many images there are, if there are any; all their pixels have to lie in patches."""
-    images, patch = images_of(named), patch_size(model)
+    images, patch = images_of(model, named), patch_size(model)
     if images is None:
         return None
     height, width = images.shape[-2:]

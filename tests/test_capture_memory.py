@@ -52,7 +52,7 @@ print(json.dumps([peak(2), peak(24), peak(24, keep=True)]))
 
 @pytest.mark.parametrize("library", ["transformers", "timm", "torchvision"])
 def test_24_layers_take_no_more_than_2(library):
-    """The high-water mark of one process: after 2 layers, after 24, and after 24 that are kept, which is the control."""
+    """The high-water mark of one process: after 2 layers, after 24, and after 24 that are kept, the control."""
     run = subprocess.run([sys.executable, "-c", SCRIPT, library], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     two, many, kept = json.loads(run.stdout.splitlines()[-1])
