@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +123,7 @@ def _language(
                      None, 512, licence, description)  # fmt: skip
 
 
-# The vision models' preprocessing is that of the processor's config in each repository.
+# The vision models' preprocessing is what their repositories stated when this was written.
 _CARDS = (
     _vision(
         "dinov2-small-saliency", "DINOv2-S, no registers, adapted for saliency", "DINOv2",
@@ -206,7 +206,7 @@ def is_cached(name: str) -> bool:
     if kind == "embedded":
         return weights.is_cached(name)
     if kind == "folder":
-        return _weight_files(os.listdir(place)) != []
+        return all((Path(place) / file).is_file() for file in _weight_files(os.listdir(place)))
     repository, *file = _timm_repository(place) if kind == "timm" else (place,)
     if file:
         return isinstance(try_to_load_from_cache(repository, file[0]), str)
@@ -268,7 +268,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     elif kind == "folder":
         folder = Path(place)
     elif kind == "hf":
-        folder = _snapshot(name, place, revision, lambda files: [file for file in _TOKENIZER if file in files])
+        folder = _snapshot(name, place, revision, lambda files: ["config.json", *files.intersection(_TOKENIZER)])
     else:
         raise ModelError(f"{name} reads images and has no tokenizer")
     if not any((folder / file).is_file() for file in _TOKENIZER[:3]):
@@ -285,12 +285,15 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 def preprocessing(name: str, revision: str | None = None) -> Preprocessing | None:
     """How the model's own repository says that images are brought before it; None for a language model.
 
+    A card states it too, and counts where there is no repository, or the repository says nothing.
+
     :param name: as for :func:`load_model`.
     :raises ModelError: a vision model whose preprocessing is not stated or not one that we know, or as for
         :func:`load_model`.
     """
-    if name in MODELS:
-        return MODELS[name].preprocessing
+    card = MODELS.get(name)
+    if card and (card.embedded or card.preprocessing is None):
+        return card.preprocessing
     kind, place = _kind(name)
     if kind == "timm":
         from timm.models import get_pretrained_cfg  # seconds to import, for this alone
@@ -301,14 +304,14 @@ def preprocessing(name: str, revision: str | None = None) -> Preprocessing | Non
         folder = Path(place)
     else:
         wanted = ("config.json", "preprocessor_config.json")
-        folder = _snapshot(name, place, revision, lambda files: [file for file in wanted if file in files])
+        folder = _snapshot(name, place, revision, lambda files: [wanted[0], *files.intersection(wanted[1:])])
     config = _read_json(name, folder / "config.json")
     if "architecture" in config:  # timm's own layout
         return _timm_preprocessing(name, config.get("pretrained_cfg", config))
     if (folder / "preprocessor_config.json").is_file():
         return _processor_preprocessing(name, _read_json(name, folder / "preprocessor_config.json"))
-    if "vocab_size" in config:
-        return None
+    if card or "vocab_size" in config:
+        return card.preprocessing if card else None
     raise ModelError(f"{name} has no preprocessor_config.json, so how it wants images is unknown; use another model")
 
 
@@ -395,21 +398,18 @@ def _read_json(name: str, path: Path) -> dict[str, Any]:
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json",
-              "special_tokens_map.json", "added_tokens.json", "config.json")  # fmt: skip
+              "special_tokens_map.json", "added_tokens.json")  # fmt: skip
 
 
-def _weight_files(files: Iterable[str]) -> list[str]:
-    """The safetensors of a model among the files of its folder, with their index where there are several; or none."""
-    names = set(files)
-    if _WEIGHTS in names:
-        return [_WEIGHTS]
-    shards = sorted(name for name in names if re.fullmatch(r"model-\d+-of-\d+\.safetensors", name))
-    return [_INDEX, *shards] if _INDEX in names and shards else []
+def _weight_files(files: Collection[str]) -> list[str]:
+    """The safetensors that a model among `files` is read from: one, or several with their index."""
+    shards = sorted(file for file in files if re.fullmatch(r"model-\d+-of-\d+\.safetensors", file))
+    return [_INDEX, *shards] if shards and _WEIGHTS not in files and _INDEX in files else [_WEIGHTS]
 
 
 def _load_from_folder(name: str, folder: Path) -> nn.Module:
     """Load from config.json and safetensors, in transformers' layout or in timm's."""
-    if not _weight_files(os.listdir(folder)):
+    if not all((folder / file).is_file() for file in _weight_files(os.listdir(folder))):
         raise ModelError(f"{name} holds no {_WEIGHTS}; pickled weights are not read: convert them to safetensors")
     if "architecture" in _read_json(name, folder / "config.json"):
         return _create_with_timm(name, f"local-dir:{folder}")
@@ -448,7 +448,7 @@ def _timm_repository(name: str) -> tuple[str, str]:
 
 def _load_from_timm(name: str, place: str, revision: str | None) -> nn.Module:
     repository, file = _timm_repository(place)
-    folder = _snapshot(name, repository, revision, lambda files: [file] if file in files else [])
+    folder = _snapshot(name, repository, revision, lambda files: [file])
     # With a file given, timm neither asks the hub nor looks for a pickle, which it would take where no safetensors is.
     return _create_with_timm(name, place, pretrained_cfg_overlay={"file": str(folder / file), "custom_load": False})
 
@@ -567,7 +567,7 @@ def _snapshot(name: str, repository: str, revision: str | None, choose: Callable
 
     Without a network what is cached is taken. The folder is named after the commit.
 
-    :param choose: picks what is needed out of the names of the repository's files; nothing is refused.
+    :param choose: names what is needed, given the names of the repository's files; at least one.
     """
     of = f"cannot load {name}: {_at(repository, revision)}"
     try:
@@ -577,12 +577,11 @@ def _snapshot(name: str, repository: str, revision: str | None, choose: Callable
     except Exception as error:  # the hub's client raises its own errors, its transport's and the system's
         folder = _cached(repository, revision)
         wanted = choose(set(os.listdir(folder))) if folder else []
-        if not wanted or not all((folder / file).is_file() for file in wanted):
+        if folder is None or not all((folder / file).is_file() for file in wanted):
             raise ModelError(f"{of} {_reason(error)}") from error
     else:
         wanted = choose(files)
-        if not wanted or not files.issuperset(wanted):
-            lacking = sorted(set(wanted) - files) or [_WEIGHTS]
+        if lacking := sorted(set(wanted) - files):
             raise ModelError(f"{of} holds no {', '.join(lacking)}; pickled weights are not read: use another model")
         try:
             paths = [Path(hf_hub_download(repository, file, revision=revision)) for file in wanted]
