@@ -110,7 +110,7 @@ def read_inputs(
         tokenizer = models.load_tokenizer(model, revision)
         length = models.CONTENT_TOKENS if length is None else length
         if source == "embedded":
-            return docstrings(tokenizer, n or 32, length)
+            return docstrings(tokenizer, 32 if n is None else n, length)
         if source == "wikitext-2":
             return wikitext(tokenizer, n, length)
         return text_file(source, tokenizer, n, length)
@@ -119,7 +119,7 @@ def read_inputs(
     if source == "wikitext-2":
         raise InputError(f"{model} reads images; pass a folder of them, embedded or imagenette")
     if source == "embedded":
-        return photographs(n or 32, size or how.size, preprocessing=how)
+        return photographs(32 if n is None else n, size or how.size, preprocessing=how)
     if source == "imagenette":
         return imagenette(n, size or how.size, preprocessing=how)
     return image_folder(source, n, size or how.size, preprocessing=how)
@@ -361,7 +361,7 @@ def imagenette(n: int | None = None, size: int = 224, *, preprocessing: Preproce
         data = Imagenette(folder, split="val", size="320px", download=True)
     except Exception as error:  # torchvision raises the transport's, the archive's and the system's errors as they are
         raise InputError(
-            f"torchvision cannot get Imagenette: {type(error).__name__} ({error}); connect to a network, "
+            f"torchvision cannot get Imagenette: {type(error).__name__} ({_line(error)}); connect to a network, "
             "and where a part of it lies in the cache, delete that"
         ) from error
     count = len(data) if n is None else n
@@ -440,8 +440,12 @@ def _decode(content: bytes) -> Image.Image:
     except UnidentifiedImageError as error:
         raise InputError("is of no known format") from error
     except Exception as error:  # Pillow lets its decoders' errors through, of every kind, where a file is damaged
-        raise InputError(f"is no readable image ({' '.join(str(error).split())})") from error
+        raise InputError(f"is no readable image ({_line(error)})") from error
     raise InputError("has 32-bit or floating-point values, whose range is not known")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or "no message"
 
 
 def _check_counts(n: int, size: int) -> None:
@@ -535,9 +539,9 @@ def wikitext(
     try:
         data = datasets.load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="validation")
     except Exception as error:  # of the hub's client, its transport, the reader and the system
-        reason = next(iter(str(error).splitlines()), "no message")
         raise InputError(
-            f"datasets cannot get WikiText-2: {type(error).__name__} ({reason}); check the network, or pass a text file"
+            f"datasets cannot get WikiText-2: {type(error).__name__} ({_line(error)}); "
+            "check the network, or pass a text file"
         ) from error
     return _blocks("WikiText-2, validation", data["text"], tokenizer, n, length)
 

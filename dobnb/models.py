@@ -22,7 +22,8 @@ from typing import Any
 import onnx
 import torch
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RevisionNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RevisionNotFoundError
+from huggingface_hub.utils import validate_repo_id
 from onnx import numpy_helper
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, Dinov2Config, Dinov2Model, PreTrainedModel, PreTrainedTokenizerBase
@@ -176,8 +177,10 @@ def _kind(name: str) -> tuple[str, str]:
         return ("embedded" if MODELS[name].embedded else "hf"), MODELS[name].source
     prefix, colon, rest = name.partition(":")
     if colon and prefix == "hf":
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", rest):
-            raise ModelError(f"{name!r} names no repository of the hub; write hf:ORG/NAME")
+        try:
+            validate_repo_id(rest)
+        except HFValidationError as error:
+            raise ModelError(f"{name!r} names no repository of the hub; write hf:ORG/NAME") from error
         return "hf", rest
     if colon and prefix == "timm":
         return "timm", rest
@@ -437,7 +440,10 @@ def _timm_repository(name: str) -> tuple[str, str]:
     """The hub's repository and the safetensors file that timm has for a model."""
     from timm.models import get_pretrained_cfg, is_model  # seconds to import, for this alone
 
-    config = get_pretrained_cfg(name) if is_model(name.split(".")[0]) else None
+    try:
+        config = get_pretrained_cfg(name) if is_model(name.split(".")[0]) else None
+    except RuntimeError:  # a model that timm has, but not with these weights
+        config = None
     if config is None or not config.hf_hub_id:
         raise ModelError(f"timm has no pretrained model called {name!r} on the hub; timm.list_pretrained() names all")
     file = (config.hf_hub_filename or _WEIGHTS).replace("pytorch_model.bin", _WEIGHTS)
