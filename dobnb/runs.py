@@ -12,6 +12,7 @@ import io
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -345,9 +346,12 @@ def _on_cluster(
     with client:
         if not client.scheduler_info()["workers"]:
             raise MeasurementError(f"the scheduler at {address} has no workers; start some: dask worker {address}")
-        shared = client.scatter(job, broadcast=True, hash=False)
-        futures = {client.submit(_measure_block, shared, number, pure=False): number for number in numbers}
-        for future in as_completed(list(futures)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+            # As the result of a task and not as scattered data, which is lost with the workers that hold it.
+            shared = client.submit(_as_is, job, pure=False)
+            futures = {client.submit(_measure_block, shared, number, pure=False): number for number in numbers}
+        for future in as_completed(list(futures), loop=client.loop):
             number = futures.pop(future)
             try:
                 tallies = future.result()
@@ -360,6 +364,10 @@ def _on_cluster(
             if counted is not None:
                 counted(len(tallies.inputs))
             yield number, tallies
+
+
+def _as_is(job: Job) -> Job:
+    return job
 
 
 def _measure_block(job: Job, number: int) -> Tallies:

@@ -110,7 +110,7 @@ class Tallies:
             written = str(found.pop("fingerprint"))
             roles, sums = found.pop("roles", None), found.pop("sums", None)
             inputs, seconds, origins = (found.pop(name) for name in ("inputs", "seconds", "origins"))
-        except (OSError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             raise TallyError(f"it holds no tallies ({type(error).__name__})") from error
         if written != fingerprint:
             raise TallyError("it is of a run with other settings")
