@@ -146,8 +146,9 @@ def _show(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     from dobnb.measurement import Measurement, flips
 
+    found = flips(Measurement.load(arguments.first), Measurement.load(arguments.second))
     print("Verdicts that differ, by layer")
-    print(flips(Measurement.load(arguments.first), Measurement.load(arguments.second)).to_string())
+    print(found.to_string())
     return 0
 
 
@@ -301,5 +302,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dobnb: error: {error}; install the extras: pip install -e '.[book,test]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ndobnb: interrupted; nothing half-written is left, and `measure` goes on from there", file=sys.stderr)
+        _say("\ndobnb: interrupted; nothing half-written is left, and the same `measure` goes on from there")
         return 130
