@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,7 @@ def test_progress_is_lines_where_there_is_no_terminal(
 def test_progress_is_a_bar_on_a_terminal() -> None:
     """A pseudo-terminal, and a process of its own: where notebooks are run, bars are off."""
     ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     code = "from dobnb import cli; bar = cli._progress(); bar(16, 32); bar(32, 32)"
     environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
     root = str(Path(__file__).parents[1])
