@@ -644,7 +644,7 @@ def _share(size: int, most: int, work: Callable[[int, int], bool]) -> bool:
     threads = min(torch.get_num_threads(), size)
     if threads == 1:
         return work(0, size)
-    chunk = max(1, min(size // (4 * threads), most))
+    chunk = max(1, min(size // (2 * threads), most))
     starts = iter(range(0, size, chunk))
 
     def several() -> bool:
