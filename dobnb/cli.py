@@ -1,4 +1,4 @@
-"""The command line: ``dobnb check | models | fetch | measure | show | book``.
+"""The command line: ``dobnb check | models | fetch | measure | show | train | book``.
 
 Each command imports what it needs when it runs, so that ``dobnb book html`` loads no torch.
 """
@@ -96,6 +96,29 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _train(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from dobnb.ft_transformer import train
+    from dobnb.tables import baselines, load_table
+
+    table = load_table(arguments.data, data_home=arguments.data_home, split=arguments.split, target=arguments.target)
+    sizes = ", ".join(f"{len(rows)} {part}" for part, rows in table.y.items())
+    print(f"{table.name}: {len(table.features)} features, {table.task}, rows: {sizes}", flush=True)
+    for name, found in baselines(table).items():
+        print(f"{name}: test {table.metric} {found['test']:.4f}", flush=True)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    for seed in dict.fromkeys(arguments.seeds):
+        record = train(
+            table, arguments.blocks, seed, arguments.out / f"seed_{seed}", batch_size=arguments.batch_size,
+            max_epochs=arguments.max_epochs, report=lambda line, seed=seed: print(f"seed {seed}  {line}", flush=True),
+        )  # fmt: skip
+        reached = record["metrics"]["test"]
+        print(f"seed {seed}  test {table.metric} {reached:.4f} (epoch {record['best_epoch']})", flush=True)
+    return 0
+
+
 def _book(arguments: argparse.Namespace) -> int:
     from dobnb import book
 
@@ -185,6 +208,26 @@ def parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print measurements as rows of the paper's Table 1")
     show.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     show.set_defaults(command=_show)
+
+    train = commands.add_parser(
+        "train",
+        help="train FT-Transformer on a table",
+        description="Interrupted or killed, the same command goes on where it was, to the same weights.",
+    )
+    train.add_argument("model", choices=["ft-transformer"])
+    train.add_argument(
+        "--data", required=True, metavar="NAME|FILE", help="california, higgs, diabetes, or a .csv or .npz file"
+    )
+    train.add_argument("--data-home", type=Path, metavar="FOLDER", help="where scikit-learn keeps its downloads")
+    train.add_argument("--split", type=Path, metavar="FOLDER", help="row numbers: train.npy, val.npy, test.npy")
+    train.add_argument("--target", metavar="COLUMN", help="of a .csv (default: the last)")
+    train.add_argument("--blocks", type=_count, default=3, help="1 to 6 (default: %(default)s)")
+    train.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run each (default: 0)")
+    train.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
+    train.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
+    train.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
+    train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
+    train.set_defaults(command=_train)
 
     afresh = "Without a step: execute every chapter afresh into _build/, and render."
     book = commands.add_parser("book", help="execute and render the book", description=afresh)

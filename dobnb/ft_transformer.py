@@ -1,0 +1,361 @@
+"""FT-Transformer: training that can be killed and goes on to the same weights, and its evaluation.
+
+The model is the reference implementation's, ``rtdl_revisiting_models.FTTransformer``, with its default arguments and
+its parameter groups (Gorishniy et al., *Revisiting deep learning models for tabular data*, NeurIPS 2021).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rtdl_revisiting_models import FTTransformer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+
+from dobnb import provenance
+from dobnb.errors import DobnbError
+from dobnb.files import write_text
+from dobnb.tables import Prepared, Table, prepare, score
+
+LEARNING_RATE = 1e-4
+WEIGHT_DECAY = 1e-5
+"""Both are the reference's for its default model; biases, embeddings and normalisations do not decay."""
+PATIENCE = 16
+"""Training stops once so many epochs in a row have not improved the validation metric."""
+BATCH_SIZE = {"higgs": 512}
+"""By data set; 256 elsewhere. The reference's."""
+ROWS_AT_A_TIME = 2048
+"""In evaluation."""
+BLOCKS = range(1, 7)
+"""Depths for which the reference has default arguments."""
+SCHEMA = 1
+PACKAGES = ("dobnb", "numpy", "pandas", "rtdl-revisiting-models", "safetensors", "scikit-learn", "scipy", "torch")
+
+
+class TrainingError(DobnbError):
+    """Training cannot start, cannot go on, or a run cannot be read."""
+
+
+def build(table: Table, blocks: int, seed: int) -> FTTransformer:
+    """The untrained model for a table, its weights drawn with `seed`; the global generator stays as it was.
+
+    :param blocks: 1 to 6; the reference's width and dropout go with the depth.
+    :raises TrainingError: another number of blocks.
+    """
+    if blocks not in BLOCKS:
+        raise TrainingError(f"blocks is {blocks}; FT-Transformer has defaults for 1 to 6")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = FTTransformer(
+            n_cont_features=len(table.features),
+            cat_cardinalities=[],
+            d_out=1,
+            **FTTransformer.get_default_kwargs(n_blocks=blocks),
+        )
+    skip_discarded_rows(model)
+    return model
+
+
+def skip_discarded_rows(model: FTTransformer) -> None:
+    """Let the last block compute its feed-forward part for cls alone.
+
+    The reference computes it for all tokens and then reads cls only. The output is the same; where dropout is active
+    the random numbers of the discarded rows are no longer drawn.
+    """
+    last = model.backbone.blocks[-1]
+    last["ffn_normalization"].register_forward_pre_hook(lambda module, arguments: (arguments[0][:, :1],))
+
+
+def predict(model: FTTransformer, X: np.ndarray, prepared: Prepared, table: Table) -> np.ndarray:
+    """Predictions for prepared rows, in evaluation mode; the model stays in the mode it was in.
+
+    :param X: float32, shape (rows, features), as :func:`dobnb.tables.prepare` gives them.
+    :return: float64, shape (rows,): the target in its units, or the probability of class 1.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            rows = torch.from_numpy(X).split(ROWS_AT_A_TIME)
+            output = torch.cat([model(part, None).squeeze(-1) for part in rows]).double()
+    finally:
+        model.train(training)
+    if table.task == "classification":
+        output = output.sigmoid()
+    return (output * prepared.scale + prepared.mean).numpy()
+
+
+def train(
+    table: Table,
+    blocks: int,
+    seed: int,
+    folder: str | Path,
+    *,
+    batch_size: int | None = None,
+    max_epochs: int | None = None,
+    patience: int = PATIENCE,
+    report: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Train one model with early stopping, or take up the training that `folder` holds.
+
+    After every epoch all of the run's state is written to one file, whole or not at all: a run that is killed and
+    started again ends with the same weights, bit for bit, as one left alone, on the same machine with the same versions
+    and the same number of threads. The folder then holds ``best.safetensors``, the weights of the best epoch on the
+    validation part, ``record.json``, and ``epoch_*.safetensors``, the weights before training and after epochs 1, 2, 4,
+    8 and so on.
+
+    :param blocks: 1 to 6.
+    :param seed: of weights, dropout, order of the rows and the noise of the preparation.
+    :param batch_size: rows an update; by default that of `BATCH_SIZE`.
+    :param max_epochs: stop after so many at the latest.
+    :param patience: see `PATIENCE`.
+    :param report: called with a line of progress after every epoch.
+    :return: what ``record.json`` holds: settings, metrics by part, the history by epoch, provenance.
+    :raises TrainingError: another run in the folder, a damaged checkpoint, a loss that is not finite, or arguments out
+        of range.
+    :raises OSError: the folder cannot be written.
+    """
+    batch_size = BATCH_SIZE.get(table.name, 256) if batch_size is None else batch_size
+    for name, value in (("batch_size", batch_size), ("patience", patience), ("max_epochs", max_epochs)):
+        if value is not None and value < 1:
+            raise TrainingError(f"{name} is {value}; it must be at least 1")
+    settings = {
+        "table": table.name,
+        "table_digest": table.digest,
+        "split": table.split,
+        "blocks": blocks,
+        "seed": seed,
+        "batch_size": batch_size,
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "patience": patience,
+        "max_epochs": max_epochs,
+    }
+    folder = Path(folder)
+    finished = folder / "record.json"
+    if finished.exists():
+        record = read_record(finished)
+        _same(settings, record["settings"], folder)
+        return record
+    folder.mkdir(parents=True, exist_ok=True)
+
+    prepared = prepare(table, seed)
+    X, y = torch.from_numpy(prepared.X["train"]), torch.from_numpy(prepared.y["train"])
+    loss_of = mse_loss if table.task == "regression" else binary_cross_entropy_with_logits
+    model = build(table, blocks, seed)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(
+        model.make_parameter_groups(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    best: dict[str, Tensor] = {}
+    history: dict[str, list[float]] = {"loss": [], "val": [], "seconds": []}
+    sign = -1 if table.task == "regression" else 1
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        checkpoint = folder / "checkpoint.safetensors"
+        if checkpoint.exists():
+            tensors, about = load_tensors(checkpoint)
+            _same(settings, about["settings"], folder)
+            history = about["history"]
+            best = _under("best.", tensors)
+            model.load_state_dict(_under("model.", tensors))
+            for parameter, name in names.items():
+                optimizer.state[parameter] = _under(f"optimizer.{name}.", tensors)
+            torch.set_rng_state(tensors["generator"])
+        else:
+            started = {"started": provenance.now(), "threads": torch.get_num_threads()}
+            about = {"settings": settings, "history": history, **started}
+            save_tensors(folder / _snapshot(0), dict(model.state_dict()), {"settings": settings, "epoch": 0})
+
+        while not _over(history["val"], sign, patience, max_epochs):
+            clock, epoch = time.monotonic(), len(history["val"]) + 1
+            history["loss"].append(_epoch(model, optimizer, loss_of, X, y, batch_size, epoch))
+            history["val"].append(score(table, "val", predict(model, prepared.X["val"], prepared, table)))
+            history["seconds"].append(round(time.monotonic() - clock, 2))
+            if _best(history["val"], sign) == epoch:
+                best = {name: value.clone() for name, value in model.state_dict().items()}
+            if epoch & (epoch - 1) == 0:
+                save_tensors(folder / _snapshot(epoch), dict(model.state_dict()), {"settings": settings, "epoch": epoch})
+            state = {f"model.{name}": value for name, value in model.state_dict().items()}
+            state |= {f"best.{name}": value for name, value in best.items()}
+            for parameter, name in names.items():
+                state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+            save_tensors(checkpoint, state | {"generator": torch.get_rng_state()}, about | {"history": history})
+            if report is not None:
+                report(_line(table.metric, history, sign, patience, max_epochs))
+
+    epoch = _best(history["val"], sign)
+    model.load_state_dict(best)
+    save_tensors(folder / "best.safetensors", best, {"settings": settings, "epoch": epoch})
+    record = {
+        "schema": SCHEMA,
+        "settings": settings,
+        "metric": table.metric,
+        "features": list(table.features),
+        "rows": {part: len(rows) for part, rows in table.y.items()},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "best_epoch": epoch,
+        "metrics": {
+            part: score(table, part, predict(model, rows, prepared, table)) for part, rows in prepared.X.items()
+        },
+        "history": history,
+        "weights_sha256": provenance.file_digest(folder / "best.safetensors"),
+        "started": about["started"],
+        "ended": provenance.now(),
+        "threads": about["threads"],
+        "versions": provenance.versions(PACKAGES),
+        "machine": provenance.machine(),
+        "commit": provenance.git_commit(Path(__file__).parent),
+    }
+    write_text(finished, json.dumps(record, indent=2, allow_nan=False) + "\n")
+    checkpoint.unlink(missing_ok=True)
+    return record
+
+
+def _epoch(
+    model: FTTransformer,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    X: Tensor,
+    y: Tensor,
+    batch_size: int,
+    epoch: int,
+) -> float:
+    """One pass over the training rows in random order; the mean loss over the batches."""
+    model.train()
+    losses = []
+    for step, rows in enumerate(torch.randperm(len(y)).split(batch_size), start=1):
+        optimizer.zero_grad()
+        loss = loss_of(model(X[rows], None).squeeze(-1), y[rows])
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss is {value} in epoch {epoch}, step {step}: training has diverged; "
+                "look at the features, or start again with another seed"
+            )
+        loss.backward()
+        optimizer.step()
+        losses.append(value)
+    return sum(losses) / len(losses)
+
+
+def _best(values: list[float], sign: int) -> int:
+    """The epoch, counted from 1, of the best value; the first of several."""
+    return 1 + max(range(len(values)), key=lambda k: sign * values[k])
+
+
+def _left(values: list[float], sign: int, patience: int, max_epochs: int | None) -> int:
+    """Epochs until training stops, should validation not improve again."""
+    left = patience - (len(values) - _best(values, sign))
+    return left if max_epochs is None else min(left, max_epochs - len(values))
+
+
+def _over(values: list[float], sign: int, patience: int, max_epochs: int | None) -> bool:
+    return bool(values) and _left(values, sign, patience, max_epochs) <= 0
+
+
+def _line(
+    metric: str, history: Mapping[str, list[float]], sign: int, patience: int, max_epochs: int | None
+) -> str:
+    """Progress after an epoch. How long training will take is not known: the line says when it stops at the latest
+    should validation not improve again."""
+    values, best = history["val"], _best(history["val"], sign)
+    left = _left(values, sign, patience, max_epochs)
+    seconds = left * sum(history["seconds"][-5:]) / len(history["seconds"][-5:])
+    return (
+        f"epoch {len(values):3d}  loss {history['loss'][-1]:.4f}  validation {metric} {values[-1]:.4f}, "
+        f"best {values[best - 1]:.4f} (epoch {best})  {history['seconds'][-1]:.1f} s  "
+        f"ends in {left} epochs ({int(seconds) // 60} min {int(seconds) % 60:02d} s) unless it improves"
+    )
+
+
+def _snapshot(epoch: int) -> str:
+    return f"epoch_{epoch:04d}.safetensors"
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose name begins with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _same(settings: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
+    wrong = sorted(key for key in {*settings, *found} if settings.get(key) != found.get(key))
+    if wrong:
+        raise TrainingError(
+            f"{folder.name} holds a run with another {' and '.join(wrong)}; pass another folder, or delete that run"
+        )
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and what is known of them, as JSON in the header, to a safetensors file: whole or not at all."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(descriptor)
+    try:
+        header = {"about": json.dumps(about, allow_nan=False)}
+        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=header)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`save_tensors` wrote.
+
+    :raises TrainingError: the file is missing, damaged, or another kind of file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["about"])
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118, it is no dict
+    except FileNotFoundError:
+        raise TrainingError(f"{path.name} does not exist; train first") from None
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise TrainingError(f"{path.name} is damaged or not ours ({error}); delete it to start again") from None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the ``record.json`` of a finished run.
+
+    :raises TrainingError: the file is missing, no JSON, or of another schema.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TrainingError(f"{path.name} does not exist; train first") from None
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path.name} is damaged ({error}); delete it to start again") from None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise TrainingError(f"{path.name} is not a record of schema {SCHEMA}; train again to write one")
+    return record
+
+
+def load_trained(table: Table, path: str | Path) -> FTTransformer:
+    """The model whose weights :func:`train` wrote, in evaluation mode.
+
+    :param table: the table it was trained on.
+    :param path: ``best.safetensors`` or an ``epoch_*.safetensors``.
+    :raises TrainingError: no such file, not ours, or trained on another table.
+    """
+    tensors, about = load_tensors(Path(path))
+    if about["settings"]["table_digest"] != table.digest:
+        raise TrainingError(f"{Path(path).name} was trained on another table than this {table.name}; pass that one")
+    model = build(table, about["settings"]["blocks"], 0)
+    model.load_state_dict(tensors)
+    return model.eval()
