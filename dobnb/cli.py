@@ -112,7 +112,8 @@ def _train(arguments: argparse.Namespace) -> int:
     for seed in dict.fromkeys(arguments.seeds):
         record = train(
             table, arguments.blocks, seed, arguments.out / f"seed_{seed}", batch_size=arguments.batch_size,
-            max_epochs=arguments.max_epochs, report=lambda line, seed=seed: print(f"seed {seed}  {line}", flush=True),
+            max_epochs=arguments.max_epochs, precision=arguments.precision,
+            report=lambda line, seed=seed: print(f"seed {seed}  {line}", flush=True),
         )  # fmt: skip
         reached = record["metrics"]["test"]
         print(f"seed {seed}  test {table.metric} {reached:.4f} (epoch {record['best_epoch']})", flush=True)
@@ -225,6 +226,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run each (default: 0)")
     train.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
     train.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
+    train.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="(default: %(default)s)")
     train.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
     train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
     train.set_defaults(command=_train)

@@ -12,8 +12,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ ROWS_AT_A_TIME = 2048
 BLOCKS = range(1, 7)
 """Depths for which the reference has default arguments."""
 SCHEMA = 1
+Precision = Literal["float32", "bfloat16"]
 PACKAGES = ("dobnb", "numpy", "pandas", "rtdl-revisiting-models", "safetensors", "scikit-learn", "scipy", "torch")
 
 
@@ -105,6 +107,7 @@ def train(
     batch_size: int | None = None,
     max_epochs: int | None = None,
     patience: int = PATIENCE,
+    precision: Precision = "float32",
     report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Train one model with early stopping, or take up the training that `folder` holds.
@@ -120,6 +123,7 @@ def train(
     :param batch_size: rows an update; by default that of `BATCH_SIZE`.
     :param max_epochs: stop after so many at the latest.
     :param patience: see `PATIENCE`.
+    :param precision: of the matrix products in training; evaluation is in float32 always.
     :param report: called with a line of progress after every epoch.
     :return: what ``record.json`` holds: settings, metrics by part, the history by epoch, provenance.
     :raises TrainingError: another run in the folder, a damaged checkpoint, a loss that is not finite, or arguments out
@@ -130,10 +134,11 @@ def train(
     for name, value in (("batch_size", batch_size), ("patience", patience), ("max_epochs", max_epochs)):
         if value is not None and value < 1:
             raise TrainingError(f"{name} is {value}; it must be at least 1")
+    if precision not in ("float32", "bfloat16"):
+        raise TrainingError(f"precision is {precision!r}; pass float32 or bfloat16")
     settings = {
         "table": table.name,
         "table_digest": table.digest,
-        "split": table.split,
         "blocks": blocks,
         "seed": seed,
         "batch_size": batch_size,
@@ -141,72 +146,61 @@ def train(
         "weight_decay": WEIGHT_DECAY,
         "patience": patience,
         "max_epochs": max_epochs,
+        "precision": precision,
     }
     folder = Path(folder)
-    finished = folder / "record.json"
+    finished, checkpoint = folder / "record.json", folder / "checkpoint.safetensors"
     if finished.exists():
         record = read_record(finished)
         _same(settings, record["settings"], folder)
         return record
-    folder.mkdir(parents=True, exist_ok=True)
-
-    prepared = prepare(table, seed)
-    X, y = torch.from_numpy(prepared.X["train"]), torch.from_numpy(prepared.y["train"])
-    loss_of = mse_loss if table.task == "regression" else binary_cross_entropy_with_logits
     model = build(table, blocks, seed)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    optimizer = torch.optim.AdamW(
-        model.make_parameter_groups(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
-    )
-    best: dict[str, Tensor] = {}
-    history: dict[str, list[float]] = {"loss": [], "val": [], "seconds": []}
-    sign = -1 if table.task == "regression" else 1
+    groups = model.make_parameter_groups()
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    prepared = prepare(table, seed)
+    folder.mkdir(parents=True, exist_ok=True)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        checkpoint = folder / "checkpoint.safetensors"
+        best: dict[str, Tensor] = {}
+        about = {
+            "settings": settings,
+            "history": {"loss": [], "val": [], "seconds": []},
+            "started": provenance.now(),
+            "threads": torch.get_num_threads(),
+        }
         if checkpoint.exists():
             tensors, about = load_tensors(checkpoint)
             _same(settings, about["settings"], folder)
-            history = about["history"]
-            best = _under("best.", tensors)
-            model.load_state_dict(_under("model.", tensors))
-            for parameter, name in names.items():
-                optimizer.state[parameter] = _under(f"optimizer.{name}.", tensors)
-            torch.set_rng_state(tensors["generator"])
+            best = _restore(tensors, model, optimizer)
         else:
-            started = {"started": provenance.now(), "threads": torch.get_num_threads()}
-            about = {"settings": settings, "history": history, **started}
-            save_tensors(folder / _snapshot(0), dict(model.state_dict()), {"settings": settings, "epoch": 0})
-
-        while not _over(history["val"], sign, patience, max_epochs):
+            save_tensors(folder / _snapshot(0), model.state_dict(), {"settings": settings, "epoch": 0})
+        history = about["history"]
+        stopping = _Stopping(history["val"], table.metric, patience, max_epochs)
+        while stopping.left() > 0:
             clock, epoch = time.monotonic(), len(history["val"]) + 1
-            history["loss"].append(_epoch(model, optimizer, loss_of, X, y, batch_size, epoch))
+            history["loss"].append(_epoch(model, optimizer, table, prepared, batch_size, precision, epoch))
             history["val"].append(score(table, "val", predict(model, prepared.X["val"], prepared, table)))
             history["seconds"].append(round(time.monotonic() - clock, 2))
-            if _best(history["val"], sign) == epoch:
+            if stopping.best() == epoch:
                 best = {name: value.clone() for name, value in model.state_dict().items()}
             if epoch & (epoch - 1) == 0:
-                save_tensors(folder / _snapshot(epoch), dict(model.state_dict()), {"settings": settings, "epoch": epoch})
-            state = {f"model.{name}": value for name, value in model.state_dict().items()}
-            state |= {f"best.{name}": value for name, value in best.items()}
-            for parameter, name in names.items():
-                state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
-            save_tensors(checkpoint, state | {"generator": torch.get_rng_state()}, about | {"history": history})
+                save_tensors(folder / _snapshot(epoch), model.state_dict(), {"settings": settings, "epoch": epoch})
+            save_tensors(checkpoint, _state(model, optimizer, best), about)
             if report is not None:
-                report(_line(table.metric, history, sign, patience, max_epochs))
+                report(stopping.line(history))
 
-    epoch = _best(history["val"], sign)
     model.load_state_dict(best)
-    save_tensors(folder / "best.safetensors", best, {"settings": settings, "epoch": epoch})
+    save_tensors(folder / "best.safetensors", best, {"settings": settings, "epoch": stopping.best()})
     record = {
         "schema": SCHEMA,
         "settings": settings,
+        "split": table.split,
         "metric": table.metric,
         "features": list(table.features),
         "rows": {part: len(rows) for part, rows in table.y.items()},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "best_epoch": epoch,
+        "best_epoch": stopping.best(),
         "metrics": {
             part: score(table, part, predict(model, rows, prepared, table)) for part, rows in prepared.X.items()
         },
@@ -227,18 +221,22 @@ def train(
 def _epoch(
     model: FTTransformer,
     optimizer: torch.optim.Optimizer,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    X: Tensor,
-    y: Tensor,
+    table: Table,
+    prepared: Prepared,
     batch_size: int,
+    precision: Precision,
     epoch: int,
 ) -> float:
     """One pass over the training rows in random order; the mean loss over the batches."""
+    X, y = torch.from_numpy(prepared.X["train"]), torch.from_numpy(prepared.y["train"])
+    loss_of = mse_loss if table.task == "regression" else binary_cross_entropy_with_logits
     model.train()
     losses = []
     for step, rows in enumerate(torch.randperm(len(y)).split(batch_size), start=1):
         optimizer.zero_grad()
-        loss = loss_of(model(X[rows], None).squeeze(-1), y[rows])
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            output = model(X[rows], None).squeeze(-1)
+        loss = loss_of(output.float(), y[rows])
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(
@@ -251,43 +249,67 @@ def _epoch(
     return sum(losses) / len(losses)
 
 
-def _best(values: list[float], sign: int) -> int:
-    """The epoch, counted from 1, of the best value; the first of several."""
-    return 1 + max(range(len(values)), key=lambda k: sign * values[k])
+@dataclass(frozen=True)
+class _Stopping:
+    """When training ends, by the validation metric after each epoch so far."""
+
+    values: list[float]
+    metric: str
+    patience: int
+    max_epochs: int | None
+
+    def best(self) -> int:
+        """The epoch, counted from 1, of the best value; the first of several. 0 before the first epoch."""
+        sign = -1 if self.metric == "RMSE" else 1
+        return 1 + max(range(len(self.values)), key=lambda k: sign * self.values[k], default=-1)
+
+    def left(self) -> int:
+        """Epochs until training ends, should validation not improve again."""
+        left = self.patience - (len(self.values) - self.best())
+        return left if self.max_epochs is None else min(left, self.max_epochs - len(self.values))
+
+    def line(self, history: Mapping[str, list[float]]) -> str:
+        """Progress after an epoch. How long training will take is not known, only when it ends should validation not
+        improve again."""
+        recent, best = history["seconds"][-5:], self.best()
+        seconds = round(self.left() * sum(recent) / len(recent))
+        return (
+            f"epoch {len(self.values):3d}  loss {history['loss'][-1]:.4f}  "
+            f"validation {self.metric} {self.values[-1]:.4f}, best {self.values[best - 1]:.4f} (epoch {best})  "
+            f"{recent[-1]:.1f} s  "
+            f"{self.left()} epochs left ({seconds // 60} min {seconds % 60:02d} s) unless it improves"
+        )
 
 
-def _left(values: list[float], sign: int, patience: int, max_epochs: int | None) -> int:
-    """Epochs until training stops, should validation not improve again."""
-    left = patience - (len(values) - _best(values, sign))
-    return left if max_epochs is None else min(left, max_epochs - len(values))
+def _state(
+    model: FTTransformer, optimizer: torch.optim.Optimizer, best: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """All that the next epoch depends on. The optimizer's part goes by the parameters' names: the order in which the
+    reference groups them differs from process to process."""
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    state |= {f"best.{name}": value for name, value in best.items()}
+    for name, parameter in model.named_parameters():
+        state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    return state | {"generator": torch.get_rng_state()}
 
 
-def _over(values: list[float], sign: int, patience: int, max_epochs: int | None) -> bool:
-    return bool(values) and _left(values, sign, patience, max_epochs) <= 0
+def _restore(
+    tensors: Mapping[str, Tensor], model: FTTransformer, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Undo :func:`_state`; the best weights are returned."""
 
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-def _line(
-    metric: str, history: Mapping[str, list[float]], sign: int, patience: int, max_epochs: int | None
-) -> str:
-    """Progress after an epoch. How long training will take is not known: the line says when it stops at the latest
-    should validation not improve again."""
-    values, best = history["val"], _best(history["val"], sign)
-    left = _left(values, sign, patience, max_epochs)
-    seconds = left * sum(history["seconds"][-5:]) / len(history["seconds"][-5:])
-    return (
-        f"epoch {len(values):3d}  loss {history['loss'][-1]:.4f}  validation {metric} {values[-1]:.4f}, "
-        f"best {values[best - 1]:.4f} (epoch {best})  {history['seconds'][-1]:.1f} s  "
-        f"ends in {left} epochs ({int(seconds) // 60} min {int(seconds) % 60:02d} s) unless it improves"
-    )
+    model.load_state_dict(under("model."))
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = under(f"optimizer.{name}.")
+    torch.set_rng_state(tensors["generator"])
+    return under("best.")
 
 
 def _snapshot(epoch: int) -> str:
     return f"epoch_{epoch:04d}.safetensors"
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose name begins with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _same(settings: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:

@@ -98,8 +98,7 @@ def load_table(
 
     :param data_home: where scikit-learn keeps what it downloads; by default its own folder.
     :param split: a folder with ``train.npy``, ``val.npy`` and ``test.npy``, the row numbers of each part. Without one,
-        a fifth of the rows is the test part and a fifth of the rest the validation part, drawn with seed 0, stratified
-        for two classes; for California that has the sizes of the reference: 13 209, 3 303 and 4 128.
+        :func:`split_rows` draws one; for California it draws the reference's: 13 209, 3 303 and 4 128 rows.
     :raises TableError: no such data, file, column or split; missing values, text, infinities, a constant column or
         target in the training part, too few rows; data that scikit-learn cannot fetch.
     """
@@ -118,7 +117,7 @@ def load_table(
         raise TableError(f"{file.name!r} is no data set; pass {', '.join(NAMED)}, a .csv or an .npz file")
     task = _task(y)
     if split is None:
-        rows, how = split_rows(y, task), "a fifth for testing, a fifth of the rest for validation, seed 0"
+        rows, how = split_rows(y, task), "a fifth for testing, a fifth of the rest for validation"
     else:
         rows, how = read_split(split, len(y)), "row numbers given"
     return make_table(name, X, y, rows, task, how)
@@ -182,17 +181,21 @@ def _task(y: np.ndarray) -> Task:
     return "classification" if set(np.unique(y)) == {0, 1} else "regression"
 
 
-def split_rows(y: np.ndarray, task: Task, seed: int = 0) -> dict[str, np.ndarray]:
+def split_rows(y: np.ndarray, task: Task) -> dict[str, np.ndarray]:
     """Row numbers by part: a fifth for testing, a fifth of the rest for validation, the rest for training.
 
+    The first draw has seed 0 and the second seed 1, and two classes are stratified. For California these are the rows
+    of the reference's published split, in its order.
+
+    :param y: the target, shape (rows,).
     :raises TableError: too few rows, or a class too rare to stand in every part.
     """
     rows = np.arange(len(y))
     try:
         stratify = y if task == "classification" else None
-        rest, test = train_test_split(rows, test_size=0.2, random_state=seed, stratify=stratify)
+        rest, test = train_test_split(rows, test_size=0.2, random_state=0, stratify=stratify)
         stratify = y[rest] if task == "classification" else None
-        train, val = train_test_split(rest, test_size=0.2, random_state=seed, stratify=stratify)
+        train, val = train_test_split(rest, test_size=0.2, random_state=1, stratify=stratify)
     except ValueError as error:
         raise TableError(f"{len(y)} rows cannot be split: {error}") from None
     return {"train": train, "val": val, "test": test}
@@ -262,7 +265,7 @@ def score(table: Table, part: str, prediction: np.ndarray) -> float:
 
 
 def baselines(table: Table, seed: int = 0) -> dict[str, dict[str, float]]:
-    """What gradient boosting and a linear or logistic model reach on the same parts: the metric on ``val`` and ``test``.
+    """The metric on ``val`` and ``test`` of gradient boosting and of a linear or logistic model, on the same parts.
 
     Both are scikit-learn's with its default settings, fitted on the training part; nothing is tuned. The linear model
     reads standardised features.
