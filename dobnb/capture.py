@@ -1,167 +1,249 @@
-"""Attention streamed out of a running transformers model, one layer at a time.
+"""Attention streamed out of a running model, one layer at a time, and checked.
 
-transformers looks its attention function up by name at every call. We register a name, switch the model to it for one
-forward pass, and let the function behind it call the *eager* attention of the model's own source file, which returns
-the weights that fused kernels never form. So the numbers are the model's own, and no hook is left behind.
+How a library's model is made to hand out its weights is the business of :mod:`dobnb.adapters`. Here is what holds for
+all of them: what is refused before the model runs, what every layer's weights are held against, and where they go.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import eager_mask
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from dobnb.errors import DobnbError
+from dobnb.adapters import exposed
+from dobnb.errors import (
+    CaptureError,
+    CompiledModelError,
+    CompressedAttentionError,
+    CrossAttentionSkipped,
+    HalfPrecisionError,
+    ImageSizeError,
+    KeptAttentionError,
+    LayerCountError,
+    LengthError,
+    MaskedRowError,
+    NotFiniteError,
+    PaddingError,
+    RowSumError,
+    TrainingModeError,
+    UnsupportedModelError,
+    WindowedAttentionError,
+)
 from dobnb.stochastic import TOLERANCE
+from dobnb.tokens import ModelInputs, as_arguments, images_of, named_inputs, patch_size
+
+__all__ = [
+    "CaptureError",
+    "CompiledModelError",
+    "CompressedAttentionError",
+    "CrossAttentionSkipped",
+    "HalfPrecisionError",
+    "ImageSizeError",
+    "KeptAttentionError",
+    "LayerCountError",
+    "LengthError",
+    "MaskedRowError",
+    "NotFiniteError",
+    "PaddingError",
+    "RowSumError",
+    "Sink",
+    "TrainingModeError",
+    "UnsupportedModelError",
+    "WindowedAttentionError",
+    "stream_attention",
+]
 
 Sink = Callable[[int, Tensor], None]
 """Called as ``sink(layer, weights)``: layers count from 0, weights have shape (B, H, N, N)."""
 
-_NAME = "dobnb"
-
-
-class CaptureError(DobnbError):
-    """A model's attention cannot be streamed, or what it gave is not an attention matrix a token."""
-
-
-class _Run:
-    """One call of :func:`stream_attention`: where the weights go, and how many layers have come."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.layers = 0
-
-
-# Which run the current thread is in. A model that another thread runs meanwhile is not captured by ours.
-_current: ContextVar[_Run | None] = ContextVar("dobnb_capture", default=None)
-# The name is set on the model's config, which threads may share, so their runs take turns; nested runs do not wait.
+# What is switched is part of the model, which threads may share, so their runs take turns; nested runs do not wait.
 _switching = threading.RLock()
 
 
-def stream_attention(model: PreTrainedModel, inputs: Mapping[str, Any], sink: Sink) -> Any:
-    """Run ``model(**inputs)`` without gradients and hand every layer's attention to `sink` as soon as it exists.
+def stream_attention(model: nn.Module, inputs: ModelInputs, sink: Sink, *, allow_half: bool = False) -> Any:
+    """Run a model without gradients and hand every layer's attention to `sink` as soon as it exists.
 
     One layer's weights are alive at a time, unless `sink` keeps them. The weights are those before dropout, in the
     model's dtype, on its device; `sink` may change them in place. The model leaves as it came, on errors too. Calls may
     be nested; those of different threads take turns.
 
-    :param model: a transformers model in eval mode, float32 or float64, whose layers all attend to one sequence.
-    :param inputs: keyword arguments for the model, such as :meth:`dobnb.inputs.Inputs.batch` gives.
+    What is handed out is self-attention. Attention to another sequence is skipped with a
+    :class:`~dobnb.errors.CrossAttentionSkipped` warning. So is, without one, the last block of
+    ``rtdl_revisiting_models.FTTransformer``: it queries the cls token alone, so its attention is not square.
+
+    :param model: in eval mode: a transformers model with one stack of layers, a timm ViT, DeiT, EVA or BEiT, a
+        torchvision ViT, anything whose attention is ``torch.nn.MultiheadAttention``, or an FTTransformer.
+    :param inputs: a mapping, passed as ``model(**inputs)``; a tuple, as ``model(*inputs)``; a tensor, as
+        ``model(inputs)``.
     :param sink: called as ``sink(layer, weights)``, layer 0 first; weights of shape (B, H, N, N), rows sum to 1.
-    :return: the model's output, as ``model(**inputs)`` returns it.
-    :raises CaptureError: not a transformers model with exchangeable attention; compiled, in training mode, or asked to
-        keep its attentions; a layer whose attention is in half precision, not square, not finite or does not sum to 1;
-        fewer or more layers than ``config.num_hidden_layers``.
+    :param allow_half: accept attention in float16 or bfloat16, whose rows sum to 1 only within the dtype's epsilon.
+    :return: the model's output, as the same call of it returns it.
+    :raises CaptureError: one of its subclasses in :mod:`dobnb.errors`, each of which says what to do.
     """
-    _check_model(model, inputs)
-    layers = model.config.num_hidden_layers
-    run = _Run(sink)
-    with _switching:
-        before = [(config, config._attn_implementation) for config in _configs(model)]
-        token = _current.set(run)
-        try:
-            model.set_attn_implementation(_NAME)
-            with torch.no_grad():
-                output = model(**inputs)
-        finally:
-            _current.reset(token)
-            for config, implementation in before:  # outer configs first: setting one sets those inside it
-                config._attn_implementation = implementation
-    if run.layers != layers:
-        raise CaptureError(
-            f"{type(model).__name__} has {layers} layers, but {run.layers} gave attention; "
-            "it does not use the exchangeable attention of transformers throughout, or it also attends across sequences"
-        )
+    _check_model(model)
+    named = named_inputs(model, inputs)
+    if isinstance(model, PreTrainedModel):
+        _check_switches(model, named)
+    run = _Run(type(model).__name__, sink, allow_half, _check_images(model, named), _check_text(model, named))
+    args, kwargs = as_arguments(inputs)
+    with _switching, exposed(model, run.take) as check, torch.no_grad():
+        output = model(*args, **kwargs)
+        check()
     return output
 
 
-def _check_model(model: Any, inputs: Mapping[str, Any]) -> None:
+# Before the run
+
+
+def _check_model(model: Any) -> None:
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise CaptureError(f"{name} is not a transformers model (a compiled one counts as none); pass the model itself")
-    if model._compiled_call_impl is not None:
-        raise CaptureError(f"{name} is compiled, and compiled code calls no sink; pass a model that is not compiled")
-    if not isinstance(getattr(model.config, "num_hidden_layers", None), int):
-        raise CaptureError(
-            f"{name} does not say how many layers it has; pass the encoder alone, for instance its vision_model"
-        )
-    if any(module.training for module in model.modules()):
-        raise CaptureError(f"{name} is in training mode, where dropout changes attention; call model.eval() first")
-    if inputs.get("output_attentions") or model.config.output_attentions:
-        raise CaptureError(
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"{name} is no torch module; pass a model of transformers, timm, torch or rtdl")
+    for module in model.modules():
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        if scripted or type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            raise CompiledModelError(f"{name} is compiled, and compiled code calls no sink; pass the model as it was")
+        if module.training:
+            raise TrainingModeError(f"{name} is in training mode, where dropout changes attention; call model.eval()")
+
+
+def _check_switches(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
+    if named.get("output_attentions") or model.config.output_attentions:
+        raise KeptAttentionError(
             "output_attentions would keep every layer's attention; leave it off, the sink receives them all"
         )
 
 
-def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Every config that `model` or a module in it reads its attention implementation from, outer ones first."""
-    found: list[PreTrainedConfig] = []
-    waiting = [
-        module.config for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)
-    ]
-    while waiting:
-        config = waiting.pop(0)
-        if not any(config is other for other in found):
-            found.append(config)
-            inner = (getattr(config, key, None) for key in config.sub_configs)
-            waiting.extend(sub for sub in inner if sub is not None)
-    return found
+def _check_images(model: nn.Module, named: Mapping[str, Any]) -> int | None:
+    """How many images there are, if there are any; all their pixels have to lie in patches."""
+    images, patch = images_of(named), patch_size(model)
+    if images is None or patch is None:
+        return None
+    height, width = images.shape[-2:]
+    if height % patch[0] or width % patch[1]:
+        raise ImageSizeError(
+            f"the images are {height} x {width} px, no multiples of the patch of {patch[0]} x {patch[1]}, "
+            "so their edge would be lost; crop or resize them"
+        )
+    return len(images)
 
 
-def _eager_of(module: torch.nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The eager attention function of the file that `module`'s class, or a class it derives from, is written in."""
-    for kind in type(module).__mro__:
-        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if function is not None:
-            return function
-    raise CaptureError(
-        f"{type(module).__name__} comes without an eager attention function, so its weights are out of reach"
-    )
+def _check_text(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
+    """Which tokens are not padding, bool (B, N), if the inputs are token ids with a mask."""
+    ids, mask = named.get("input_ids"), named.get("attention_mask")
+    if not isinstance(model, PreTrainedModel) or not isinstance(ids, Tensor) or ids.ndim != 2:
+        return None
+    positions = _positions(model)
+    if positions is not None and ids.shape[1] > positions:
+        raise LengthError(
+            f"the inputs have {ids.shape[1]} tokens, but {type(model).__name__} has {positions} positions; "
+            "cut them, as the tokenizer does with truncation=True"
+        )
+    pad = getattr(model.config, "pad_token_id", None)
+    if mask is None and pad is not None and bool((ids == pad).any()):
+        raise PaddingError(
+            f"the inputs hold the padding id {pad} and there is no attention_mask, so padding would take part; "
+            "pass the tokenizer's mask, or ones if nothing is padding"
+        )
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        return None
+    empty = (~mask.bool().any(-1)).nonzero()
+    if len(empty):
+        raise MaskedRowError(f"input {empty[0].item()} of the batch is padding alone; leave it out")
+    return mask.bool()
 
 
-def _attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """What the registered name stands for: eager attention, whose weights go to the sink of the current run."""
-    output, weights = _eager_of(module)(module, *args, **kwargs)
-    run = _current.get()
-    if run is None:
-        return output, weights
-    layer, run.layers = run.layers, run.layers + 1
-    _check_weights(weights, layer)
-    outside = _current.set(None)  # a model that the sink runs is not part of this run
-    try:
-        run.sink(layer, weights)
-    finally:
-        _current.reset(outside)
-    return output, None
+def _positions(model: PreTrainedModel) -> int | None:
+    """How long an input may be, if the model says so; RoBERTa's positions begin after the padding id."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    for module in model.modules():
+        embedding = getattr(module, "position_embeddings", None)
+        if isinstance(embedding, nn.Embedding) and embedding.padding_idx is not None:
+            return embedding.num_embeddings - embedding.padding_idx - 1
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
-def _check_weights(weights: Tensor, layer: int) -> None:
-    if weights.dtype not in (torch.float32, torch.float64):
-        raise CaptureError(
+# During the run
+
+
+class _Run:
+    """One call of :func:`stream_attention`: what its weights are held against, and where they go."""
+
+    def __init__(self, model: str, sink: Sink, allow_half: bool, images: int | None, real: Tensor | None) -> None:
+        self.model, self.sink, self.allow_half = model, sink, allow_half
+        self.images, self.real = images, real
+        self.layers = 0
+        self.tokens: tuple[int, int] | None = None
+        self.mask: Tensor | None = None
+
+    def take(self, weights: Tensor, mask: Tensor | None) -> None:
+        """Check a layer's weights and the mask that made them, and pass the weights on."""
+        layer, self.layers = self.layers, self.layers + 1
+        if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
+            raise CompressedAttentionError(
+                f"layer {layer}: attention has shape {tuple(weights.shape)}, not (B, H, N, N); compressed or cached "
+                "keys make no Markov chain on one set of tokens; run whole inputs, on a model with full attention"
+            )
+        tokens = (weights.shape[0], weights.shape[-1])
+        if self.images not in (None, tokens[0]):
+            raise WindowedAttentionError(
+                f"layer {layer}: there are {tokens[0]} attention matrices a head for {self.images} images, so "
+                f"{self.model} attends within windows; choose a model with global attention"
+            )
+        if self.tokens not in (None, tokens):
+            raise CompressedAttentionError(
+                f"layer {layer}: attention is on {tokens[1]} tokens, on {self.tokens[1]} before, so tokens are merged "
+                "or dropped on the way; choose a model that keeps them"
+            )
+        self.tokens = tokens
+        if mask is not None and mask is not self.mask:  # layers mostly share one mask
+            _check_mask(mask, self.real)
+            self.mask = mask
+        _check_weights(weights, layer, self.allow_half)
+        self.sink(layer, weights)
+
+
+def _check_mask(mask: Tensor, real: Tensor | None) -> None:
+    """Softmax makes a row that is masked throughout uniform, on padding and the future too: only padding may be so."""
+    masked = ~mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) <= torch.finfo(mask.dtype).min
+    if real is not None and real.shape[-1] == mask.shape[-2]:
+        masked = masked & real.unsqueeze(1)
+    found = masked.nonzero()
+    if len(found):
+        raise MaskedRowError(
+            f"the mask leaves token {found[0, -1].item()} of input {found[0, 0].item()} nothing to attend to; "
+            "let every token that is no padding see itself at least"
+        )
+
+
+def _check_weights(weights: Tensor, layer: int, allow_half: bool) -> None:
+    half = weights.dtype in (torch.float16, torch.bfloat16)
+    if half and not allow_half:
+        raise HalfPrecisionError(
             f"layer {layer}: attention is {weights.dtype}, whose rows do not sum to 1 closely enough; "
-            "call model.float() and leave autocast off"
+            "call model.float() and leave autocast off, or pass allow_half=True"
         )
-    if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
-        raise CaptureError(
-            f"layer {layer}: attention has shape {tuple(weights.shape)}, not (B, H, N, N); "
-            "cross-attention and cached keys make no Markov chain on one set of tokens"
-        )
+    tolerance = torch.finfo(weights.dtype).eps if half else TOLERANCE
+    # The sum in float32 costs an eighth of one in float64 and is off by less than 5e-6, so it settles what is no
+    # softmax, and only what it finds near the tolerance is summed again. check_equality sums in float64.
+    if not half and bool(((weights.sum(-1) - 1).abs() <= tolerance).all()):
+        return
     sums = weights.sum(-1, dtype=torch.float64)
-    if not bool(torch.isfinite(sums).all()):
-        raise CaptureError(f"layer {layer}: attention is NaN or infinite; check the inputs and the weights")
+    finite = torch.isfinite(sums)
+    if not bool(finite.all()):
+        batch, head, row = (~finite).nonzero()[0].tolist()
+        if bool(finite[batch, head].any()):
+            raise MaskedRowError(
+                f"layer {layer}: row {row} of input {batch}, head {head}, is not finite while others are: its mask "
+                "leaves that token nothing to attend to; let it see itself at least"
+            )
+        raise NotFiniteError(f"layer {layer}: attention is NaN or infinite; check the inputs, the mask and the weights")
     off = (sums - 1).abs().max().item()
-    if off > TOLERANCE:
-        raise CaptureError(
-            f"layer {layer}: a row of attention is off 1 by {off:.3g}, more than {TOLERANCE:g}; it is no softmax"
+    if off > tolerance:
+        raise RowSumError(
+            f"layer {layer}: a row of attention is off 1 by {off:.3g}, more than {tolerance:.3g}; it is no softmax"
         )
-
-
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, eager_mask)  # without this a custom attention gets no padding or causal mask

@@ -1,14 +1,18 @@
-"""Token roles: what each position of a vision transformer's sequence is, and which positions are content.
+"""Token roles: what each position of a model's sequence is, and which positions are content.
 
-*Content* tokens are image patches (book: def-content; the paper's M4); cls, register and distillation tokens are not.
+*Content* tokens are image patches, words and features (book: def-content; the paper's M4). The others are special: cls,
+register and distillation tokens, separators, padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from dobnb.errors import DobnbError
 
@@ -25,12 +29,165 @@ class TokenError(DobnbError, ValueError):
     """The roles of a model's tokens cannot be told, or what was passed as roles is none."""
 
 
+ModelInputs = Mapping[str, Any] | tuple[Any, ...] | Tensor
+"""What a model is called with: ``model(**inputs)`` of a mapping, ``model(*inputs)`` of a tuple, ``model(inputs)``."""
+
+_SIGNS = {CONTENT: ".", CLS: "C", REGISTER: "R", DISTILLATION: "D", SEPARATOR: "|", PADDING: "-"}
+
+# Encoders whose sequence starts with a token that stands for all of it.
+_TEXT_ENCODERS = {
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "mpnet", "modernbert", "roberta",
+    "xlm-roberta",
+}  # fmt: skip
+# Vocabularies of Google's BERT (English uncased and cased, Chinese, multilingual uncased and cased), which DistilBERT,
+# MiniLM and ELECTRA share. Their [CLS] and [SEP] are in no config.
+_BERT_VOCABULARIES = {30522, 28996, 21128, 105879, 119547}
+_BERT_CLS, _BERT_SEP = 101, 102
+
+_TIMM_VISION = {
+    "timm.models.beit.Beit",
+    "timm.models.eva.Eva",
+    "timm.models.vision_transformer.VisionTransformer",
+    "timm.models.vision_transformer_relpos.VisionTransformerRelPos",
+}
+_TORCHVISION = "torchvision.models.vision_transformer.VisionTransformer"
+_FT_TRANSFORMER = "rtdl_revisiting_models.FTTransformer"
+
+
+def is_a(module: nn.Module, *names: str) -> bool:
+    """Whether the class of `module`, or one it derives from, has one of `names`; its library need not be imported."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(module).__mro__)
+
+
+def named_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
+    """`inputs` by the names that the model's ``forward`` gives them; None where it is not passed."""
+    args, kwargs = as_arguments(inputs)
+    found = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    return found | found.get("kwargs", {})
+
+
+def as_arguments(inputs: ModelInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How `inputs` are passed to a model: positional and keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
+
+
+def images_of(named: Mapping[str, Any]) -> Tensor | None:
+    """The batch of images among a model's inputs, shape (B, C, height, width), if there is one."""
+    candidates = [named["pixel_values"]] if "pixel_values" in named else named.values()
+    return next((value for value in candidates if isinstance(value, Tensor) and value.ndim == 4), None)
+
+
+def patch_size(model: nn.Module) -> tuple[int, int] | None:
+    """Height and width in pixels of the patches that a vision model of the three libraries cuts; None for others."""
+    if isinstance(model, PreTrainedModel):
+        size = getattr(model.config, "patch_size", None)
+    elif is_a(model, *_TIMM_VISION):
+        size = model.patch_embed.patch_size
+    else:
+        size = model.patch_size if is_a(model, _TORCHVISION) else None
+    return None if size is None else _sides(size, "patch")
+
+
+def token_roles(model: nn.Module, inputs: ModelInputs) -> tuple[tuple[str, ...], ...]:
+    """The role of every position of every input of a batch, from the model's config or class and the inputs.
+
+    Images: prefix tokens, then patches. Text: padding is where ``attention_mask`` is 0, and where there is no mask,
+    where the padding id is. Special tokens are known by the ids that the config names; the ids of BERT, DistilBERT and
+    ELECTRA, which it does not name, are 101 and 102 in the vocabularies of Google's BERT. In another vocabulary of
+    these models the first token that is not padding is taken for cls, the last for a separator and with it all of the
+    same id, as long as the inputs agree on both. A decoder's begin and end tokens are separators. FT-Transformer: cls,
+    then one content token a feature.
+
+    :param model: as :func:`dobnb.capture.stream_attention` takes it; so are the `inputs`.
+    :return: for each of the B inputs one of `ROLES` for each of the N positions, in order.
+    :raises TokenError: roles that cannot be told.
+    """
+    named = named_inputs(model, inputs)
+    images, ids = images_of(named), named.get("input_ids")
+    if isinstance(model, PreTrainedModel):
+        if images is not None:
+            return (image_token_roles(model.config, tuple(images.shape[-2:])),) * len(images)
+        if isinstance(ids, Tensor) and ids.ndim == 2:
+            return _text_roles(model.config, ids, named.get("attention_mask"))
+    elif images is not None and is_a(model, *_TIMM_VISION, _TORCHVISION):
+        return (_prefix(model) + (CONTENT,) * _patches(tuple(images.shape[-2:]), patch_size(model)),) * len(images)
+    elif is_a(model, _FT_TRANSFORMER):
+        continuous, categorical = named.get("x_cont"), named.get("x_cat")
+        given = [table for table in (continuous, categorical) if table is not None]
+        return ((CLS,) + (CONTENT,) * sum(table.shape[-1] for table in given),) * len(given[0])
+    raise TokenError(
+        f"the token roles of {type(model).__name__} are not known for these inputs; "
+        "pass content=..., a mask over the tokens or a function of the batch that gives one"
+    )
+
+
+def _prefix(model: nn.Module) -> tuple[str, ...]:
+    """The roles before the patches in a vision transformer of timm or torchvision."""
+    if is_a(model, _TORCHVISION):
+        return (CLS,)
+    tokens = [
+        (role, getattr(model, name, None))
+        for role, name in ((CLS, "cls_token"), (DISTILLATION, "dist_token"), (REGISTER, "reg_token"))
+    ]
+    return tuple(role for role, token in tokens if token is not None for _ in range(token.shape[1]))
+
+
+def _text_roles(config: PreTrainedConfig, ids: Tensor, mask: Tensor | None) -> tuple[tuple[str, ...], ...]:
+    encoder = config.model_type in _TEXT_ENCODERS
+    first, last = _ids(config, "cls_token_id", "bos_token_id"), _ids(config, "sep_token_id", "eos_token_id")
+    padding = ids.new_tensor(_ids(config, "pad_token_id"))
+    real = torch.isin(ids, padding, invert=True) if mask is None else mask.bool()
+    if real.shape != ids.shape:
+        raise TokenError(
+            f"attention_mask has shape {tuple(real.shape)}, the ids {tuple(ids.shape)}; pass one flag a token"
+        )
+    if not first and not last:
+        if not encoder:
+            raise TokenError(
+                f"the config of model type {config.model_type!r} names no special tokens; "
+                "pass content=..., a mask over the tokens or a function of the batch that gives one"
+            )
+        first, last = ([_BERT_CLS], [_BERT_SEP]) if config.vocab_size in _BERT_VOCABULARIES else _outer(ids, real)
+    roles = []
+    for row, kept in zip(ids.tolist(), real.tolist(), strict=True):
+        roles.append(tuple(_role(token, keep, encoder, first, last) for token, keep in zip(row, kept, strict=True)))
+    return tuple(roles)
+
+
+def _role(token: int, real: bool, encoder: bool, first: list[int], last: list[int]) -> str:
+    if not real:
+        return PADDING
+    if token in first and encoder:
+        return CLS
+    return SEPARATOR if token in first or token in last else CONTENT
+
+
+def _ids(config: PreTrainedConfig, *names: str) -> list[int]:
+    """The token ids that `config` gives under `names`."""
+    values = [getattr(config, name, None) for name in names]
+    return [token for value in values if value is not None for token in (value if isinstance(value, list) else [value])]
+
+
+def _outer(ids: Tensor, real: Tensor) -> tuple[list[int], list[int]]:
+    """The ids of the first and of the last token that is not padding, which have to be special ones."""
+    rows = [row[keep].tolist() for row, keep in zip(ids, real, strict=True)]
+    firsts, lasts = ({row[end] for row in rows if row} for end in (0, -1))
+    if len(firsts) != 1 or len(lasts) != 1 or firsts == lasts or any(row.count(row[0]) > 1 for row in rows if row):
+        raise TokenError(
+            "the inputs do not begin and end with the same two special tokens; let the tokenizer add them "
+            "(add_special_tokens=True), or pass content=..., a mask over the tokens"
+        )
+    return list(firsts), list(lasts)
+
+
 def image_token_roles(config: PreTrainedConfig, image_size: int | Sequence[int] | None = None) -> tuple[str, ...]:
-    """The role of every position when a vision transformer of `config` reads one image: prefix tokens, then patches.
+    """The role of every position when a transformers model of `config` reads one image: prefix tokens, then patches.
 
     DINOv2 at 224 px has 1 cls and 256 content tokens, and 4 registers between them where the model has registers.
 
-    :param config: a transformers config of type dinov2, dinov2_with_registers, vit or deit.
+    :param config: a transformers config of type beit, clip_vision_model, deit, dinov2, dinov2_with_registers or vit.
     :param image_size: side, or height and width, of the input in pixels. None takes the config's own, which for
         DINOv2 is the 518 px of its position embeddings, not the size it is fed.
     :return: one of `ROLES` for each of the N positions, in order.
@@ -41,7 +198,7 @@ def image_token_roles(config: PreTrainedConfig, image_size: int | Sequence[int] 
     ('cls', 'content', 'content', 'content', 'content')
     """
     match config.model_type:
-        case "dinov2" | "vit":
+        case "beit" | "clip_vision_model" | "dinov2" | "vit":
             prefix = (CLS,)
         case "dinov2_with_registers":
             prefix = (CLS,) + (REGISTER,) * config.num_register_tokens
@@ -50,16 +207,21 @@ def image_token_roles(config: PreTrainedConfig, image_size: int | Sequence[int] 
         case other:
             raise TokenError(
                 f"the token roles of model type {other!r} are not known; "
-                "known are dinov2, dinov2_with_registers, vit and deit"
+                "known are beit, clip_vision_model, deit, dinov2, dinov2_with_registers and vit; "
+                "for others pass content=..., a mask over the tokens"
             )
-    height, width = _sides(config.image_size if image_size is None else image_size, "image")
-    patch_height, patch_width = _sides(config.patch_size, "patch")
-    if height % patch_height or width % patch_width:
+    size = _sides(config.image_size if image_size is None else image_size, "image")
+    return prefix + (CONTENT,) * _patches(size, _sides(config.patch_size, "patch"))
+
+
+def _patches(image: tuple[int, int], patch: tuple[int, int]) -> int:
+    """How many patches an image has, both given as height and width in pixels."""
+    if image[0] % patch[0] or image[1] % patch[1]:
         raise TokenError(
-            f"an image of {height} x {width} px does not divide into patches of {patch_height} x {patch_width}; "
+            f"an image of {image[0]} x {image[1]} px does not divide into patches of {patch[0]} x {patch[1]}; "
             "crop or resize it to multiples of the patch"
         )
-    return prefix + (CONTENT,) * ((height // patch_height) * (width // patch_width))
+    return (image[0] // patch[0]) * (image[1] // patch[1])
 
 
 def _sides(size: int | Sequence[int], what: str) -> tuple[int, int]:
@@ -84,3 +246,36 @@ def content_mask(roles: Sequence[str]) -> torch.Tensor:
         if role not in ROLES:
             raise TokenError(f"position {position} has the role {role!r}; roles are {', '.join(ROLES)}")
     return torch.tensor([role == CONTENT for role in roles], dtype=torch.bool)
+
+
+def role_map(roles: Sequence[str], *, words: Sequence[str] | None = None, width: int | None = None) -> str:
+    """The roles as text. ``.`` content, ``C`` cls, ``R`` register, ``D`` distillation, ``|`` separator, ``-`` padding.
+
+    :param roles: one of `ROLES` a position.
+    :param words: the tokens of a sentence: one a line, its sign before it.
+    :param width: patches in a row of the image: special tokens on the first line, then the patches row by row.
+    :raises TokenError: a role that is not in `ROLES`, words that are not one a position, or uneven rows.
+
+    >>> print(role_map(["cls", "register", "content", "content", "content", "content"], width=2))
+    C R
+    . .
+    . .
+    >>> print(role_map(["cls", "content", "separator"], words=["[CLS]", "green", "[SEP]"]))
+    C [CLS]
+    . green
+    | [SEP]
+    """
+    content = content_mask(roles).tolist()
+    signs = [_SIGNS[role] for role in roles]
+    if words is not None:
+        if len(words) != len(roles):
+            raise TokenError(f"there are {len(words)} words for {len(roles)} positions; pass one a position")
+        return "\n".join(f"{sign} {word}" for sign, word in zip(signs, words, strict=True))
+    if width is None:
+        return " ".join(signs)
+    special = [sign for sign, inside in zip(signs, content, strict=True) if not inside]
+    patches = sum(content)
+    if width < 1 or patches % width:
+        raise TokenError(f"{patches} patches do not fill rows of {width}; pass the image's width in patches")
+    rows = [special] * bool(special) + [["."] * width] * (patches // width)
+    return "\n".join(" ".join(row) for row in rows)
