@@ -99,7 +99,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     import torch
 
-    from dobnb.ft_transformer import train
+    from dobnb.ft_transformer import evaluate, save_evaluation, train
     from dobnb.tables import baselines, load_table
 
     table = load_table(arguments.data, data_home=arguments.data_home, split=arguments.split, target=arguments.target)
@@ -117,6 +117,12 @@ def _train(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
         reached = record["metrics"]["test"]
         print(f"seed {seed}  test {table.metric} {reached:.4f} (epoch {record['best_epoch']})", flush=True)
+    if arguments.blocks == 1:
+        print("no attention is measured: the only block queries cls alone")
+        return 0
+    out = arguments.out / "evaluation.json"
+    save_evaluation(evaluate(table, arguments.out, list(dict.fromkeys(arguments.seeds)), arguments.untrained), out)
+    print(f"attention of trained and untrained models: {out}")
     return 0
 
 
@@ -227,6 +233,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
     train.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
     train.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="(default: %(default)s)")
+    train.add_argument("--untrained", type=_count, default=20, help="models of the null (default: %(default)s)")
     train.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
     train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
     train.set_defaults(command=_train)

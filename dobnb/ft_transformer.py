@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from rtdl_revisiting_models import FTTransformer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -25,9 +27,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from dobnb import provenance
+from dobnb.capture import stream_attention
+from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
 from dobnb.errors import DobnbError
 from dobnb.files import write_text
-from dobnb.tables import Prepared, Table, prepare, score
+from dobnb.kernel import mean_of_heads
+from dobnb.tables import Prepared, Table, baselines, prepare, score
 
 LEARNING_RATE = 1e-4
 WEIGHT_DECAY = 1e-5
@@ -38,8 +43,13 @@ BATCH_SIZE = {"higgs": 512}
 """By data set; 256 elsewhere. The reference's."""
 ROWS_AT_A_TIME = 2048
 """In evaluation."""
+ROWS_MEASURED = 4000
+"""Of the test part, as the paper has it."""
+UNTRAINED_SEED = 10_000
+"""Of the first untrained model."""
 BLOCKS = range(1, 7)
 """Depths for which the reference has default arguments."""
+_DEPTHS = "FT-Transformer has default arguments for 1 to 6"
 SCHEMA = 1
 Precision = Literal["float32", "bfloat16"]
 PACKAGES = ("dobnb", "numpy", "pandas", "rtdl-revisiting-models", "safetensors", "scikit-learn", "scipy", "torch")
@@ -56,7 +66,7 @@ def build(table: Table, blocks: int, seed: int) -> FTTransformer:
     :raises TrainingError: another number of blocks.
     """
     if blocks not in BLOCKS:
-        raise TrainingError(f"blocks is {blocks}; FT-Transformer has defaults for 1 to 6")
+        raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = FTTransformer(
@@ -134,6 +144,8 @@ def train(
     for name, value in (("batch_size", batch_size), ("patience", patience), ("max_epochs", max_epochs)):
         if value is not None and value < 1:
             raise TrainingError(f"{name} is {value}; it must be at least 1")
+    if blocks not in BLOCKS:
+        raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
     if precision not in ("float32", "bfloat16"):
         raise TrainingError(f"precision is {precision!r}; pass float32 or bfloat16")
     settings = {
@@ -149,16 +161,30 @@ def train(
         "precision": precision,
     }
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            for left in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+                left.unlink()
+            return _train(table, settings, folder, report)
+    except Timeout:
+        raise TrainingError(f"another process trains in {folder.name}; wait for it, or pass another folder") from None
+
+
+def _train(
+    table: Table, settings: Mapping[str, Any], folder: Path, report: Callable[[str], None] | None
+) -> dict[str, Any]:
+    """:func:`train` with the folder to itself."""
     finished, checkpoint = folder / "record.json", folder / "checkpoint.safetensors"
     if finished.exists():
         record = read_record(finished)
         _same(settings, record["settings"], folder)
         return record
+    blocks, seed = settings["blocks"], settings["seed"]
     model = build(table, blocks, seed)
     groups = model.make_parameter_groups()
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
     prepared = prepare(table, seed)
-    folder.mkdir(parents=True, exist_ok=True)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -176,10 +202,10 @@ def train(
         else:
             save_tensors(folder / _snapshot(0), model.state_dict(), {"settings": settings, "epoch": 0})
         history = about["history"]
-        stopping = _Stopping(history["val"], table.metric, patience, max_epochs)
+        stopping = _Stopping(history["val"], table.metric, settings["patience"], settings["max_epochs"])
         while stopping.left() > 0:
             clock, epoch = time.monotonic(), len(history["val"]) + 1
-            history["loss"].append(_epoch(model, optimizer, table, prepared, batch_size, precision, epoch))
+            history["loss"].append(_epoch(model, optimizer, table, prepared, settings, epoch))
             history["val"].append(score(table, "val", predict(model, prepared.X["val"], prepared, table)))
             history["seconds"].append(round(time.monotonic() - clock, 2))
             if stopping.best() == epoch:
@@ -223,8 +249,7 @@ def _epoch(
     optimizer: torch.optim.Optimizer,
     table: Table,
     prepared: Prepared,
-    batch_size: int,
-    precision: Precision,
+    settings: Mapping[str, Any],
     epoch: int,
 ) -> float:
     """One pass over the training rows in random order; the mean loss over the batches."""
@@ -232,9 +257,9 @@ def _epoch(
     loss_of = mse_loss if table.task == "regression" else binary_cross_entropy_with_logits
     model.train()
     losses = []
-    for step, rows in enumerate(torch.randperm(len(y)).split(batch_size), start=1):
+    for step, rows in enumerate(torch.randperm(len(y)).split(settings["batch_size"]), start=1):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings["precision"] == "bfloat16"):
             output = model(X[rows], None).squeeze(-1)
         loss = loss_of(output.float(), y[rows])
         value = loss.item()
@@ -381,3 +406,165 @@ def load_trained(table: Table, path: str | Path) -> FTTransformer:
     model = build(table, about["settings"]["blocks"], 0)
     model.load_state_dict(tensors)
     return model.eval()
+
+
+# Evaluation ---------------------------------------------------------------------------------------------------------
+
+
+def measure_rows(model: FTTransformer, X: np.ndarray) -> dict[str, Any]:
+    """How often the equality condition (book: thm-equality) holds in a model's attention, row by row of a table.
+
+    The last block queries cls alone: its attention is 1 x N, no Markov chain, and is left out. Heads are averaged
+    first; restriction to the feature tokens comes last and renormalises.
+
+    :param model: in evaluation mode, of two blocks or more.
+    :param X: prepared rows, float32, shape (rows, features).
+    :return: for JSON. ``features`` and ``all``, the two token sets, each with lists by layer: ``held``, the rows that
+        satisfy the condition; ``kappa`` and ``margin``, quantiles over rows; ``failing_gap``, the median relative gap
+        of the rows that do not, None where all do; ``near_ties``; ``averaged``, verdict, kappa, margin and relative gap
+        of the matrix averaged over rows. ``attention``: that matrix on all tokens, cls first. ``pairs``: the ten
+        commonest first maximising pairs of features, as ``[i, j, rows]``, features counted from 0.
+    """
+    features, tokens = X.shape[1], X.shape[1] + 1
+    content = torch.arange(tokens) > 0
+    on: dict[str, dict[int, list[EqualityReport]]] = {"features": {}, "all": {}}
+    totals: dict[int, Tensor] = {}
+
+    def sink(layer: int, weights: Tensor) -> None:
+        averaged = torch.from_numpy(mean_of_heads(weights.contiguous().numpy()))
+        on["all"].setdefault(layer, []).append(check_equality(averaged))
+        on["features"].setdefault(layer, []).append(check_equality(averaged, tokens=content))
+        totals[layer] = totals.get(layer, 0) + averaged.sum(0)
+
+    for rows in torch.from_numpy(X).split(ROWS_AT_A_TIME):
+        stream_attention(model, (rows, None), sink)
+    whole = torch.stack([totals[layer] for layer in sorted(totals)]) / len(X)
+    averaged = {"features": check_equality(whole, tokens=content), "all": check_equality(whole)}
+
+    def values(name: str, layer: int, what: str) -> Tensor:
+        return torch.cat([getattr(report, what) for report in on[name][layer]])
+
+    layers = range(len(whole))
+    found: dict[str, Any] = {"n": len(X)}
+    for name in on:
+        held = [values(name, layer, "holds") for layer in layers]
+        gaps = [values(name, layer, "relative_gap")[~held[layer]] for layer in layers]
+        margins = [values(name, layer, "margin") for layer in layers]
+        found[name] = {
+            "held": [int(one.sum()) for one in held],
+            "kappa": [_quantiles(values(name, layer, "kappa")) for layer in layers],
+            "margin": [_quantiles(one) for one in margins],
+            "failing_gap": [_short(one.median()) if len(one) else None for one in gaps],
+            "near_ties": [int((one < NEAR_TIE).sum()) for one in margins],
+            "averaged": {
+                "holds": averaged[name].holds.tolist(),
+                **{what: [_short(v) for v in getattr(averaged[name], what)] for what in ("kappa", "margin")},
+                "gap": [_short(value) for value in averaged[name].relative_gap],
+            },
+        }
+    found["attention"] = [[[_short(entry) for entry in row] for row in matrix] for matrix in whole]
+    found["pairs"] = []
+    for layer in layers:
+        codes = values("features", layer, "pair") @ torch.tensor([features, 1])
+        code, count = codes.unique(return_counts=True)
+        common = count.sort(descending=True, stable=True).indices[:10]
+        found["pairs"].append([[int(code[k]) // features, int(code[k]) % features, int(count[k])] for k in common])
+    return found
+
+
+def _short(value: Tensor) -> float:
+    """Six significant digits, enough for people and for a file."""
+    return float(f"{float(value):.6g}")
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    """5%, median and 95%."""
+    return [_short(value) for value in values.quantile(values.new_tensor([0.05, 0.5, 0.95]))]
+
+
+def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: int = 20) -> dict[str, Any]:
+    """What a row of the paper's Table 3 needs, from runs that :func:`train` has finished, and the null beside it.
+
+    The condition is counted on the first 4000 rows of the test part, in the order of the split (all, if there are
+    fewer); the paper's rule is not known. The null is the same count on models that were never trained, seeded from
+    `UNTRAINED_SEED` on, each with its own preparation of the table, as training has.
+
+    :param folder: with one folder ``seed_...`` a run.
+    :param untrained: how many models the null has.
+    :return: for JSON; its ``digest`` is the sha256 of the rest.
+    :raises TrainingError: a run that is not finished, is of another table or has one block; runs that differ in more
+        than the seed.
+    """
+    started, clock = provenance.now(), time.monotonic()
+    runs = []
+    for seed in seeds:
+        one = Path(folder) / f"seed_{seed}"
+        record = read_record(one / "record.json")
+        if record["settings"]["blocks"] == 1:
+            raise TrainingError("a model of one block queries cls alone, so there is no attention to measure; train two")
+        X = prepare(table, seed).X["test"][:ROWS_MEASURED]
+        through = []
+        for path in sorted(one.glob("epoch_*.safetensors")):
+            epoch = load_tensors(path)[1]["epoch"]
+            found = measure_rows(load_trained(table, path), X)
+            through.append({"epoch": epoch, "validation": record["history"]["val"][epoch - 1] if epoch else None})
+            through[-1] |= _brief(found)
+        runs.append(record | {"attention": measure_rows(load_trained(table, one / "best.safetensors"), X)})
+        runs[-1]["through_training"] = through
+    if not runs:
+        raise TrainingError("there are no seeds; pass those of finished runs")
+    shared = {key: value for key, value in runs[0]["settings"].items() if key != "seed"}
+    for record in runs:
+        _same(shared, {key: value for key, value in record["settings"].items() if key != "seed"}, Path(folder))
+    null = []
+    for seed in range(UNTRAINED_SEED, UNTRAINED_SEED + untrained):
+        model = build(table, shared["blocks"], seed).eval()
+        null.append({"seed": seed} | _brief(measure_rows(model, prepare(table, seed).X["test"][:ROWS_MEASURED])))
+    record = {
+        "schema": SCHEMA,
+        "provenance": {
+            "settings": shared,
+            "versions": provenance.versions(PACKAGES),
+            "machine": provenance.machine(),
+            "commit": provenance.git_commit(Path(__file__).parent),
+            "started": started,
+            "seconds": round(time.monotonic() - clock, 1),
+        },
+        "table": table.name,
+        "features": list(table.features),
+        "rows_measured": f"the first {len(X)} of the {len(table.y['test'])} test rows, in the order of the split",
+        "baselines": baselines(table),
+        "runs": runs,
+        "untrained": null,
+    }
+    return record | {"digest": _digest(record)}
+
+
+def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of :func:`measure_rows`, what is kept of a model among many: counts, and medians of kappa and margin."""
+    brief: dict[str, Any] = {"n": found["n"]}
+    for name in ("features", "all"):
+        brief[name] = {"held": found[name]["held"], "averaged": found[name]["averaged"]["holds"]}
+        brief[name] |= {what: [quantiles[1] for quantiles in found[name][what]] for what in ("kappa", "margin")}
+    return brief
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return provenance.digest(json.dumps(record, sort_keys=True, allow_nan=False).encode())
+
+
+def save_evaluation(record: Mapping[str, Any], path: str | Path) -> None:
+    """Write what :func:`evaluate` returned as JSON, whole or not at all; a list of numbers takes one line."""
+    text = json.dumps(record, indent=1, allow_nan=False)
+    write_text(path, re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+
+
+def read_evaluation(path: str | Path) -> dict[str, Any]:
+    """Read what :func:`save_evaluation` wrote.
+
+    :raises TrainingError: no such file, no JSON, another schema, or contents that do not match their digest.
+    """
+    record = read_record(Path(path))
+    if record.get("digest") != _digest({key: value for key, value in record.items() if key != "digest"}):
+        raise TrainingError(f"{Path(path).name} does not match its digest: it was changed after it was written")
+    return record

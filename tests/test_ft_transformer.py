@@ -11,10 +11,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from rtdl_revisiting_models import FTTransformer
+from scipy.spatial.distance import pdist
 
 from dobnb import cli, ft_transformer
-from dobnb.ft_transformer import TrainingError, build, load_tensors, load_trained, predict, read_record, train
+from dobnb.capture import stream_attention
+from dobnb.ft_transformer import (
+    TrainingError,
+    build,
+    evaluate,
+    load_tensors,
+    load_trained,
+    measure_rows,
+    predict,
+    read_evaluation,
+    read_record,
+    save_evaluation,
+    train,
+)
 from dobnb.tables import PARTS, Table, load_table, prepare, score
 
 
@@ -40,7 +55,7 @@ def weights(folder: Path) -> bytes:
 
 def test_a_run_leaves_its_best_weights_a_record_and_snapshots(table: Table, run: Path) -> None:
     record = read_record(run / "record.json")
-    assert sorted(path.name for path in run.iterdir()) == [
+    assert sorted(path.name for path in run.iterdir() if path.suffix) == [
         "best.safetensors", *(f"epoch_000{k}.safetensors" for k in (0, 1, 2, 4, 8)), "record.json",
     ]  # fmt: skip
     validation = record["history"]["val"]
@@ -52,8 +67,8 @@ def test_a_run_leaves_its_best_weights_a_record_and_snapshots(table: Table, run:
     assert not model.training
     for part in PARTS:
         assert record["metrics"][part] == score(table, part, predict(model, prepared.X[part], prepared, table))
-    untrained = build(table, 2, 5).state_dict()
-    assert all(torch.equal(value, untrained[name]) for name, value in load_tensors(run / "epoch_0000.safetensors")[0].items())
+    untrained, first = build(table, 2, 5).state_dict(), load_tensors(run / "epoch_0000.safetensors")[0]
+    assert all(torch.equal(value, untrained[name]) for name, value in first.items())
 
 
 def test_training_learns(table: Table, tmp_path: Path) -> None:
@@ -137,7 +152,7 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_weights(table: Table, run: Pa
 
 
 def test_killed_for_good_it_goes_on_to_the_same_weights(table: Table, run: Path, tmp_path: Path) -> None:
-    """SIGKILL, twice, at whatever the process is at some time after epochs 2 and 5; then left alone."""
+    """SIGKILL at whatever the process is at after epoch 4; then left alone."""
     command = [
         sys.executable, "-c",
         "import sys; from dobnb.ft_transformer import train; from dobnb.tables import load_table; "
@@ -146,17 +161,16 @@ def test_killed_for_good_it_goes_on_to_the_same_weights(table: Table, run: Path,
         str(tmp_path),
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    for last in (2, 5):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith(f"epoch {last:3d} "):
-                    break
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        assert not (tmp_path / "record.json").exists()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("epoch   4 "):
+                break
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "record.json").exists()
     rest = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
-    assert rest[-1].startswith("epoch   9 ") and len(rest) <= 4
+    assert rest[-1].startswith("epoch   9 ") and len(rest) <= 5
     assert weights(tmp_path) == weights(run)
 
 
@@ -186,7 +200,7 @@ def test_half_a_write_leaves_the_checkpoint_before_it(
     with pytest.raises(OSError, match="no space left"):
         train(table, blocks=2, seed=5, folder=tmp_path, batch_size=32, max_epochs=9)
     monkeypatch.undo()
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob(".*.tmp"))
     assert len(load_tensors(tmp_path / "checkpoint.safetensors")[1]["history"]["val"]) == 3
     train(table, blocks=2, seed=5, folder=tmp_path, batch_size=32, max_epochs=9)
     assert weights(tmp_path) == weights(run)
@@ -201,10 +215,10 @@ def test_another_run_in_the_folder_is_refused(table: Table, run: Path, tmp_path:
     with pytest.raises(TrainingError, match="another batch_size and blocks"):
         train(table, blocks=3, seed=5, folder=run, batch_size=64, max_epochs=9)
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no such thing")
-    with pytest.raises(TrainingError, match="checkpoint.safetensors is damaged"):
+    with pytest.raises(TrainingError, match=r"checkpoint\.safetensors is damaged"):
         train(table, blocks=2, seed=5, folder=tmp_path)
     (tmp_path / "record.json").write_text("{")
-    with pytest.raises(TrainingError, match="record.json is damaged"):
+    with pytest.raises(TrainingError, match=r"record\.json is damaged"):
         train(table, blocks=2, seed=5, folder=tmp_path)
     (tmp_path / "record.json").write_text("[]")
     with pytest.raises(TrainingError, match="not a record of schema 1"):
@@ -215,7 +229,7 @@ def test_another_run_in_the_folder_is_refused(table: Table, run: Path, tmp_path:
     ("arguments", "message"),
     [
         ({"blocks": 0}, "blocks is 0"),
-        ({"blocks": 7}, "blocks is 7; FT-Transformer has defaults for 1 to 6"),
+        ({"blocks": 7}, "blocks is 7; FT-Transformer has default arguments for 1 to 6"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"max_epochs": 0}, "max_epochs is 0"),
         ({"patience": 0}, "patience is 0"),
@@ -232,7 +246,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ft_transformer, "LEARNING_RATE", 1e30)
-    with pytest.raises(TrainingError, match="the loss is (nan|inf) in epoch 1, step [2-9]: training has diverged"):
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) in epoch 1, step [2-9]: training has diverged"):
         train(table, blocks=1, seed=0, folder=tmp_path, batch_size=32)
     assert not (tmp_path / "record.json").exists()
 
@@ -284,21 +298,154 @@ def test_embeddings_biases_and_normalisations_do_not_decay(table: Table) -> None
     assert {"cls_embedding.weight", "cont_embeddings.weight", "cont_embeddings.bias"} <= none
 
 
+# Attention ----------------------------------------------------------------------------------------------------------
+
+
+def reference_attention(model: FTTransformer, X: torch.Tensor) -> list[np.ndarray]:
+    """Head-averaged attention of all blocks but the last, from the reference's modules and the formula of attention."""
+    found = []
+    x = torch.cat([model.cls_embedding(X.shape[:1]), model.cont_embeddings(X)], 1)
+    for k, block in enumerate(model.backbone.blocks[:-1]):
+        read = block["attention_normalization"](x) if k else x
+        attention = block["attention"]
+        q, key = (
+            linear(read).unflatten(-1, (attention._n_heads, -1)).transpose(1, 2)
+            for linear in (attention.W_q, attention.W_k)
+        )
+        weights = torch.softmax(q @ key.mT / key.shape[-1] ** 0.5, -1)
+        found.append(weights.double().mean(1).detach().numpy())
+        x = x + attention(read, read)
+        x = x + block["ffn"](block["ffn_normalization"](x))
+    return found
+
+
+def kappa(A: np.ndarray) -> float:
+    return pdist(A, "cityblock").max() / 2
+
+
+def bound_is_tight(A: np.ndarray) -> bool:
+    """By the two coefficients themselves, not by the theorem."""
+    A = A / A.sum(-1, keepdims=True)
+    return abs((1 + kappa(A)) / 2 - kappa((np.eye(len(A)) + A) / 2)) < 1e-10
+
+
+def test_shares_against_the_reference_modules_and_scipy(table: Table, run: Path) -> None:
+    X = prepare(table, 5).X["test"]
+    for path in (run / "best.safetensors", run / "epoch_0000.safetensors"):
+        model = load_trained(table, path)
+        found = measure_rows(model, X)
+        matrices = reference_attention(model, torch.from_numpy(X))
+        assert found["n"] == 89 and len(matrices) == 1 == len(found["all"]["held"])
+        for layer, A in enumerate(matrices):
+            features = A[:, 1:, 1:] / A[:, 1:, 1:].sum(-1, keepdims=True)
+            for name, of in (("all", A), ("features", features)):
+                expected = sum(map(bound_is_tight, of))
+                assert abs(found[name]["held"][layer] - expected) <= found[name]["near_ties"][layer]
+                kappas = [kappa(one) for one in of]
+                assert found[name]["kappa"][layer] == pytest.approx(np.quantile(kappas, [0.05, 0.5, 0.95]), rel=1e-3)
+            assert np.allclose(found["attention"][layer], A.mean(0), atol=1e-6)
+            whole = A.mean(0)[1:, 1:] / A.mean(0)[1:, 1:].sum(-1, keepdims=True)
+            assert found["features"]["averaged"]["holds"][layer] == bound_is_tight(whole)
+            assert found["features"]["averaged"]["kappa"][layer] == pytest.approx(kappa(whole), rel=1e-3)
+
+
+def test_the_last_block_is_left_out(table: Table) -> None:
+    found = measure_rows(build(table, 3, 0).eval(), prepare(table, 0).X["test"][:5])
+    assert [len(found[name]["held"]) for name in ("features", "all")] == [2, 2]
+    assert np.shape(found["attention"]) == (2, 11, 11) and np.allclose(np.sum(found["attention"], -1), 1, atol=1e-4)
+
+
+def test_pairs_are_those_of_the_largest_total_variation(table: Table) -> None:
+    model, X = build(table, 2, 0).eval(), prepare(table, 0).X["test"][:40]
+    seen: list[torch.Tensor] = []
+    stream_attention(model, (torch.from_numpy(X), None), lambda layer, weights: seen.append(weights.double().mean(1)))
+    pairs = []
+    for A in seen[0][:, 1:, 1:].numpy():
+        A = A / A.sum(-1, keepdims=True)
+        pairs.append(tuple(map(int, np.column_stack(np.triu_indices(10, 1))[pdist(A, "cityblock").argmax()])))
+    found = measure_rows(model, X)["pairs"][0]
+    assert {(i, j): count for i, j, count in found} == {
+        pair: pairs.count(pair) for pair in sorted(set(pairs), key=pairs.count, reverse=True)[:10]
+    } or len(set(pairs)) > 10
+    assert found[0][2] == max(pairs.count(pair) for pair in pairs)
+
+
+@pytest.fixture(scope="module")
+def evaluation(table: Table, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        train(table, blocks=2, seed=seed, folder=folder / f"seed_{seed}", batch_size=32, max_epochs=3)
+    return {"folder": folder, "record": evaluate(table, folder, [0, 1], untrained=3)}
+
+
+def test_an_evaluation_has_runs_null_and_baselines(table: Table, evaluation: dict) -> None:
+    record = evaluation["record"]
+    assert [run["settings"]["seed"] for run in record["runs"]] == [0, 1]
+    assert record["rows_measured"].startswith("the first 89 of the 89 test rows")
+    assert record["baselines"].keys() == {"boosting", "linear"}
+    for run in record["runs"]:
+        assert [step["epoch"] for step in run["through_training"]] == [0, 1, 2]
+        assert run["through_training"][0]["validation"] is None
+        assert run["through_training"][2]["validation"] == run["history"]["val"][1]
+    # the null is what an untrained model gives, and epoch 0 of a run is an untrained model
+    model = build(table, 2, record["untrained"][1]["seed"]).eval()
+    again = measure_rows(model, prepare(table, record["untrained"][1]["seed"]).X["test"])
+    assert record["untrained"][1]["features"]["held"] == again["features"]["held"]
+    first = measure_rows(build(table, 2, 1).eval(), prepare(table, 1).X["test"])
+    assert record["runs"][1]["through_training"][0]["all"]["held"] == first["all"]["held"]
+    assert len({step["seed"] for step in record["untrained"]}) == 3
+
+
+def test_an_evaluation_is_read_back_and_changes_are_noticed(evaluation: dict, tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    save_evaluation(evaluation["record"], path)
+    assert read_evaluation(path) == evaluation["record"]
+    held = evaluation["record"]["runs"][0]["attention"]["features"]["held"][0]
+    changed = path.read_text().replace(f'"held": [ {held} ]', f'"held": [ {held + 1} ]', 1)
+    assert changed != path.read_text()
+    path.write_text(changed)
+    with pytest.raises(TrainingError, match="does not match its digest"):
+        read_evaluation(path)
+
+
+def test_runs_that_do_not_belong_together_are_refused(table: Table, evaluation: dict, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"record\.json does not exist; train first"):
+        evaluate(table, evaluation["folder"], [0, 7])
+    with pytest.raises(TrainingError, match="there are no seeds"):
+        evaluate(table, evaluation["folder"], [])
+    for seed, epochs in ((0, 1), (1, 2)):
+        train(table, blocks=2, seed=seed, folder=tmp_path / f"seed_{seed}", max_epochs=epochs)
+    with pytest.raises(TrainingError, match="another max_epochs"):
+        evaluate(table, tmp_path, [0, 1])
+    train(table, blocks=1, seed=2, folder=tmp_path / "seed_2", max_epochs=1)
+    with pytest.raises(TrainingError, match="model of one block queries cls alone"):
+        evaluate(table, tmp_path, [2])
+
+
+def test_one_process_a_folder(table: Table, tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"), pytest.raises(TrainingError, match="another process trains in"):
+        train(table, blocks=1, seed=0, folder=tmp_path, max_epochs=1)
+    (tmp_path / ".checkpoint.safetensors.x.tmp").write_bytes(b"left by a killed process")
+    train(table, blocks=1, seed=0, folder=tmp_path, max_epochs=1)
+    assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob(".*.tmp"))
+
+
 # Command line -------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_trains_and_reads_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["train", "ft-transformer", "--data", "diabetes", "--blocks", "1", "--seeds", "0", "1", "1"]
-    command += ["--batch-size", "32", "--max-epochs", "2", "--out", str(tmp_path / "run")]
+    command = ["train", "ft-transformer", "--data", "diabetes", "--blocks", "2", "--seeds", "0", "1", "1"]
+    command += ["--batch-size", "32", "--max-epochs", "2", "--untrained", "2", "--out", str(tmp_path / "run")]
     assert cli.main(command) == 0
     first = capsys.readouterr().out.splitlines()
     assert first[0] == "diabetes: 10 features, regression, rows: 282 train, 71 val, 89 test"
-    assert [line.split("  ")[0] for line in first[3:]] == ["seed 0"] * 3 + ["seed 1"] * 3
+    assert [line.split("  ")[0] for line in first[3:9]] == ["seed 0"] * 3 + ["seed 1"] * 3
+    assert len(read_evaluation(tmp_path / "run" / "evaluation.json")["untrained"]) == 2
     record = json.loads((tmp_path / "run" / "seed_1" / "record.json").read_text())
-    assert f"test RMSE {record['metrics']['test']:.4f}" in first[-1]
+    assert f"test RMSE {record['metrics']['test']:.4f}" in first[8]
     assert cli.main(command) == 0
     again = capsys.readouterr().out.splitlines()
-    assert again == first[:3] + [first[5], first[8]]
+    assert again == [*first[:3], first[5], first[8], first[9]]
     assert cli.main([*command, "--precision", "bfloat16"]) == 2
     assert "holds a run with another precision" in capsys.readouterr().err
 
@@ -307,3 +454,10 @@ def test_the_command_refuses_a_bad_table(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "mine.csv").write_text("a,y\n" + "1,2\n1,3\n" * 20)
     assert cli.main(["train", "ft-transformer", "--data", str(tmp_path / "mine.csv"), "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "dobnb: error: mine: column 'a' is constant in the training part; drop it\n"
+
+
+def test_one_block_is_trained_and_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "ft-transformer", "--data", "diabetes", "--blocks", "1", "--max-epochs", "1", "--out"]
+    assert cli.main([*command, str(tmp_path)]) == 0
+    assert "the only block queries cls alone" in capsys.readouterr().out.splitlines()[-1]
+    assert not (tmp_path / "evaluation.json").exists()

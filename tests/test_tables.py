@@ -73,7 +73,7 @@ def test_data_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route\nto host")
 
     monkeypatch.setattr(tables.datasets, "fetch_california_housing", fetch)
-    with pytest.raises(TableError, match="california cannot be fetched: no route to host; .* data_home"):
+    with pytest.raises(TableError, match=r"california cannot be fetched: no route to host; .* data_home"):
         load_table("california")
 
 
@@ -118,7 +118,7 @@ def test_what_training_could_not_use_is_refused(tmp_path: Path, change, message:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"gone\.csv does not exist"):
         load_table(tmp_path / "gone.csv")
-    with pytest.raises(TableError, match="'mine.parquet' is no data set; pass california, higgs, diabetes"):
+    with pytest.raises(TableError, match=r"'mine\.parquet' is no data set; pass california, higgs, diabetes"):
         load_table(tmp_path / "mine.parquet")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(TableError, match=r"empty\.csv is no readable table"):
@@ -126,7 +126,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path = csv(tmp_path, frame())
     with pytest.raises(TableError, match="no column 'z'; its columns are a, b, c, y"):
         load_table(path, target="z")
-    with pytest.raises(TableError, match="target names the column of a .csv"):
+    with pytest.raises(TableError, match=r"target names the column of a \.csv"):
         load_table("diabetes", target="y")
     with pytest.raises(TableError, match="two columns called 'a'"):
         X = frame().drop(columns="y").rename(columns={"b": "a"})
