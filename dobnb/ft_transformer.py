@@ -501,7 +501,7 @@ def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: 
         one = Path(folder) / f"seed_{seed}"
         record = read_record(one / "record.json")
         if record["settings"]["blocks"] == 1:
-            raise TrainingError("a model of one block queries cls alone, so there is no attention to measure; train two")
+            raise TrainingError("a model of one block queries cls alone: no attention to measure; train two blocks")
         X = prepare(table, seed).X["test"][:ROWS_MEASURED]
         through = []
         for path in sorted(one.glob("epoch_*.safetensors")):
