@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from filelock import FileLock, Timeout
 from rtdl_revisiting_models import FTTransformer
@@ -568,3 +569,36 @@ def read_evaluation(path: str | Path) -> dict[str, Any]:
     if record.get("digest") != _digest({key: value for key, value in record.items() if key != "digest"}):
         raise TrainingError(f"{Path(path).name} does not match its digest: it was changed after it was written")
     return record
+
+
+def against_null(record: Mapping[str, Any]) -> pd.DataFrame:
+    """Trained against untrained models, layer by layer, printable text: like with like, the same tokens and rows.
+
+    :param record: what :func:`evaluate` returned.
+    :return: one row a token set and layer, and one for all layers. Shares are in per cent: of every seed, and of the
+        untrained models the mean, the standard deviation and the range over models. kappa and margin are medians over
+        rows, and then over models.
+    """
+    rows = []
+    runs, null = [_brief(run["attention"]) for run in record["runs"]], record["untrained"]
+    for name in ("features", "all"):
+        of_runs, of_null = (
+            np.array([np.divide(model[name]["held"], model["n"]) for model in models]) * 100 for models in (runs, null)
+        )
+        layers = of_runs.shape[1]
+        for layer in (*range(layers), None):
+            which = slice(None) if layer is None else slice(layer, layer + 1)
+            trained, untrained = of_runs[:, which].mean(1), of_null[:, which].mean(1)
+            row = {
+                "tokens": name,
+                "layer": "all" if layer is None else str(layer + 1),
+                "trained, % by seed": ", ".join(f"{share:.1f}" for share in trained),
+                "untrained, %": f"{untrained.mean():.1f} \N{PLUS-MINUS SIGN} {untrained.std(ddof=1):.1f}",
+                "untrained, range": f"{untrained.min():.1f} to {untrained.max():.1f}",
+            }
+            for what in ("kappa", "margin"):
+                for models, label in ((runs, "trained"), (null, "untrained")):
+                    values = [model[name][what][layer] for model in models] if layer is not None else []
+                    row[f"{what}, {label}"] = f"{np.median(values):.1g}" if values else ""
+            rows.append(row)
+    return pd.DataFrame(rows).set_index(["tokens", "layer"])

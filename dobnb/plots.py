@@ -794,6 +794,7 @@ def through_training(run: Mapping[str, Any], tokens: str = "features") -> Figure
         panels[2].set_xscale("symlog", linthresh=1, base=2)
         panels[2].set_xticks(epochs, [str(epoch) for epoch in epochs])
         panels[2].minorticks_off()
+        panels[2].set_xlim(-0.2, 1.2 * epochs[-1])
         panels[2].set_xlabel("epoch (0: untrained)")
         _legend_above(figure, _handles(panels), columns=3)
     return figure
