@@ -2,9 +2,9 @@
 
 A chapter is written as MyST Markdown in ``book/text/NN_slug.md``, its *text twin*. Jupytext turns it into a notebook,
 papermill executes it, and what it printed and drew is put back under the twin's own cells: nothing else of the run ends
-up in ``book/NN_slug.ipynb``. Jupyter Book renders that. A notebook carries a digest of its text, its parameters, the
-package's code and the pins, so that :func:`run` redoes what changed. No notebook is ever read back into text, and
-rendering imports no torch.
+up in ``book/NN_slug.ipynb``. Jupyter Book renders that. A notebook carries a digest of its text, the records in
+``results/`` that the text names, its parameters, the package's code and the pins, so that :func:`run` redoes what
+changed. No notebook is ever read back into text, and rendering imports no torch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parent
 PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py"}
 """Modules that no notebook imports: a change in them leaves the notebooks as fresh as they were."""
+RECORD = re.compile(r"results/[\w.-]+\.json")
+"""A recorded run that a chapter shows."""
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"}
 MACHINE_PATH = re.compile(r"/(?:home|Users|root|tmp)/\w|/var/folders/|[A-Za-z]:\\Users\\|site-packages[/\\]")
@@ -162,10 +164,12 @@ def profile_values(notebook: NotebookNode, profile: str) -> dict[str, Any] | Non
 
 
 def freshness(root: Path, text: Path, values: Mapping[str, Any]) -> str:
-    """Digest of what the outputs of a chapter depend on: its text, its parameters, the package's code, the pins."""
+    """Digest of what the outputs of a chapter depend on: its text and the records it names, parameters, code, pins."""
     code = [path for path in sorted(PACKAGE.glob("*.py")) if path.name not in PIPELINE]
+    named = sorted(set(RECORD.findall(text.read_text(encoding="utf-8"))))
+    records = [path for name in named if (path := root / name).is_file()]
     # read_text, not read_bytes: line ends depend on the checkout
-    files = [file.read_text(encoding="utf-8").encode() for file in (text, root / "constraints.txt", *code)]
+    files = [file.read_text(encoding="utf-8").encode() for file in (text, root / "constraints.txt", *records, *code)]
     names = [file.name.encode() for file in code]
     return provenance.digest(json.dumps(dict(values), sort_keys=True).encode(), *files, *names)
 
@@ -477,7 +481,7 @@ def check(root: Path) -> list[Finding]:
             problems = [*_drift(text, notebook), *_outputs(root, notebook)]
             findings += [Finding("error", f"{name}: {problem}") for problem in problems]
             if _stamp(notebooks[name]) != freshness(root, texts[name], {}):
-                changed = "its text, the package or the pins changed since it was executed"
+                changed = "its text, a record, the package or the pins changed since it was executed"
                 findings.append(Finding("warning", f"{name}: stale: {changed}; `make run` executes it again"))
     status = root / "book" / "status.md"
     written = status.read_text(encoding="utf-8") if status.exists() else None

@@ -22,9 +22,9 @@ minima over pairs of functions that move by no more than TV and a dominance slac
 estimate exceeds the least one by more than ``u (N + 2)`` cannot be the minimum, the others are settled in float64
 unless a bound of their own exceeds the best value found so far.
 
-Where more than about ``N**2 / 40`` pairs would need settling, the same code runs on ``ceil(2**62 r_ik)`` in 64 bits,
-whose error, below ``N 2**-62``, is far less than float64's own. So it does for small N, where a screen does not pay;
-for the smallest, vectors hold one pair of many matrices, in float64.
+Where more than about ``N**2 / 40`` pairs would need settling, which a few rows of the screen often tell, the same code
+runs on ``ceil(2**62 r_ik)`` in 64 bits, whose error, below ``N 2**-62``, is far less than float64's own. For small N a
+screen does not pay: vectors hold an entry of many matrices each, and every pair is settled in float64.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
+
+from dobnb.lanes import LANES, ROWS, choose, every, get, least, magnitude, most, put, tile
 
 ATTAINS = 1e-12
 """A pair attains kappa when its float64 total variation is within this of the maximum: rounding in a sum of N terms is
@@ -48,11 +47,8 @@ about N * 1e-16, so ties of exact arithmetic stay ties."""
 KAPPA, REPORT, SCORES = 0, 1, 2
 """What is asked for: kappa and who attains it; also gap and margin; or also leave-one-out scores."""
 
-_ROWS, _COLUMNS = 8, 16
-"""Rows and columns of a register tile: 8 vectors of 16 numbers, which AVX-512, AVX2 and NEON hold in registers."""
-
-_SMALL, _SIDE_BY_SIDE = 32, 12
-"""Up to the first N a screen does not pay: 64 bits at once. Up to the second, nor does a register tile a matrix."""
+_SMALL = 40
+"""Up to this N a screen does not pay: every pair in float64, many matrices side by side."""
 
 _ROUNDING = 1e-15
 _UNIT32, _UNIT64 = 2.0**-31, 2.0**-62
@@ -93,68 +89,6 @@ def _compiled(**options: Any) -> Callable[[Callable], Callable]:
     return decorate
 
 
-@intrinsic
-def _tile(typingctx, panels, rows, columns, sums):
-    """``sums[8 rows + r, 16 columns + c] = sum_k min(row r, row c)`` for one tile of pairs, in registers.
-
-    LLVM is given vectors of 16 unsigned integers and splits them into what the processor has. `panels` is as `_fill`
-    leaves it; `rows` counts blocks of 8 rows, `columns` blocks of 16.
-    """
-    signature = types.void(panels, rows, columns, sums)
-
-    def generate(context, builder, signature, arguments):
-        panels_type, _, _, sums_type = signature.args
-        P = context.make_array(panels_type)(context, builder, arguments[0])
-        S = context.make_array(sums_type)(context, builder, arguments[3])
-        _, length, _ = cgutils.unpack_tuple(builder, P.shape)
-        _, stride = cgutils.unpack_tuple(builder, S.shape)
-        word = context.get_value_type(panels_type.dtype)
-        index = length.type
-        vector = ir.VectorType(word, _COLUMNS)
-        least = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector, vector]), f"llvm.umin.v{_COLUMNS}i{word.width}"
-        )
-        const = lambda value: ir.Constant(index, value)  # noqa: E731
-        zeros = ir.Constant(vector, [0] * _COLUMNS)
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), _COLUMNS), [0] * _COLUMNS)
-        rows, columns = arguments[1], arguments[2]
-        size = builder.mul(length, const(_COLUMNS))
-        half = builder.mul(builder.and_(rows, const(1)), const(_ROWS))
-        first = builder.add(builder.mul(builder.lshr(rows, const(1)), size), half)
-        second = builder.mul(columns, size)
-
-        before = builder.block
-        loop, after = builder.append_basic_block("tile"), builder.append_basic_block("tile.end")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k = builder.phi(index)
-        k.add_incoming(const(0), before)
-        totals = [builder.phi(vector) for _ in range(_ROWS)]
-        step = builder.mul(k, const(_COLUMNS))
-        right = builder.bitcast(builder.gep(P.data, [builder.add(second, step)]), vector.as_pointer())
-        right = builder.load(right, align=word.width // 8)
-        grown = []
-        for r, total in enumerate(totals):
-            left = builder.load(builder.gep(P.data, [builder.add(builder.add(first, step), const(r))]))
-            left = builder.insert_element(ir.Constant(vector, ir.Undefined), left, ir.Constant(ir.IntType(32), 0))
-            left = builder.shuffle_vector(left, ir.Constant(vector, ir.Undefined), lanes)
-            grown.append(builder.add(total, builder.call(least, [left, right])))
-            total.add_incoming(zeros, before)
-            total.add_incoming(grown[-1], loop)
-        following = builder.add(k, const(1))
-        k.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_unsigned("<", following, length), loop, after)
-        builder.position_at_end(after)
-        for r, total in enumerate(grown):
-            row = builder.add(builder.mul(rows, const(_ROWS)), const(r))
-            at = builder.add(builder.mul(row, stride), builder.mul(columns, const(_COLUMNS)))
-            at = builder.bitcast(builder.gep(S.data, [at]), vector.as_pointer())
-            builder.store(total, at, align=word.width // 8)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
 @_compiled(fastmath={"reassoc", "nsz"})
 def _mass(row):
     """The sum of a row in float64 and whether an entry is negative. NaN and infinity make the sum so."""
@@ -187,65 +121,70 @@ def _divide(x, by):
 
 
 @_compiled()
-def _load(raw, index, stochastic, tolerance, R, masses):
-    """Fill R with the rows as the definition has them, restricted to `index` if there is one. False: bad input."""
-    N, n = raw.shape[0], R.shape[0]
-    for i in range(N):
+def _copy(source, row):
+    for k in range(row.size):
+        row[k] = source[k]
+
+
+@_compiled()
+def _load(raw, index, run, stochastic, tolerance, R, masses):
+    """Fill R with the rows as the definition has them, restricted to `index` if there is one. False: bad input.
+
+    `run`: the tokens of `index` are neighbours, in order, so that rows are copied and not gathered.
+    """
+    n, kept = R.shape[0], index.size > 0
+    for i in range(raw.shape[0]):
         total, negative = _mass(raw[i])
         if negative or not (abs(total - 1.0) <= tolerance if stochastic else total <= 1.0 + tolerance):
             return False
-        if index.size == 0:
-            row, source = R[i], raw[i]
-            off = stochastic and abs(total - 1.0) > N * 2.0**-52
-            by = total if off else 1.0
-            for k in range(N):
-                row[k] = source[k] / by
-            masses[i] = 1.0 if off else total
-    for i in range(index.size):
-        row, source = R[i], raw[index[i]]
-        total, _ = _mass(source)
-        by = total if abs(total - 1.0) > N * 2.0**-52 else 1.0
-        for k in range(n):
-            row[k] = source[index[k]] / by
-        mass, _ = _mass(row)
-        if mass == 0.0:
-            return False
-        _scale(row, mass)
-        mass, _ = _mass(row)
-        if abs(mass - 1.0) > n * 2.0**-52:
-            _scale(row, mass)
-        masses[i] = 1.0
+        masses[i if not kept else 0] = total
+    for i in range(n):
+        row = R[i]
+        if not kept:
+            _copy(raw[i], row)
+        else:
+            source = raw[index[i]]
+            if run:
+                _copy(source[index[0] : index[0] + n], row)
+            else:
+                for k in range(n):
+                    row[k] = source[index[k]]
+            masses[i], _ = _mass(row)
+            if masses[i] == 0.0:
+                return False
+        if (stochastic or kept) and abs(masses[i] - 1.0) > n * 2.0**-52:
+            _scale(row, masses[i])
+            masses[i] = 1.0
+            if kept:  # what is left of a row may be small, so that one division is not enough
+                mass, _ = _mass(row)
+                if abs(mass - 1.0) > n * 2.0**-52:
+                    _scale(row, mass)
     return True
 
 
 @_compiled()
-def _fill(R, scale, panels, strip):
+def _fill(R, scale, panels):
     """``panels[b, k, c] = ceil(scale R[16 b + c, k])``, 0 beyond the last row: 16 rows side by side, by column."""
     n = R.shape[0]
-    for b in range(panels.shape[0]):
-        panel = panels[b]
-        rows = min(_COLUMNS, n - b * _COLUMNS)
-        for c in range(_COLUMNS):
-            line = strip[c]
-            if c < rows:
-                source = R[b * _COLUMNS + c]
-                for k in range(n):
-                    line[k] = np.int64(math.ceil(source[k] * scale))
-            else:
-                line[:] = 0
+    for b in range(n // LANES):
+        block, panel = R[b * LANES : (b + 1) * LANES], panels[b]
         for k in range(n):
-            for c in range(_COLUMNS):
-                panel[k, c] = strip[c, k]
+            for c in range(LANES):
+                panel[k, c] = np.int64(math.ceil(scale * block[c, k]))
+    for b in range(n // LANES, panels.shape[0]):
+        block, panel = R[b * LANES :], panels[b]
+        panel[:] = 0
+        for k in range(n):
+            for c in range(block.shape[0]):
+                panel[k, c] = np.int64(math.ceil(scale * block[c, k]))
 
 
 @_compiled()
-def _sum_minima(panels, S):
-    """S[i, j] for all i < j (and what else lies in their tiles)."""
-    n = panels.shape[1]
-    blocks = (n + _ROWS - 1) // _ROWS
+def _sum_minima(panels, S, first, last):
+    """S[i, j] for all i < j (and what else lies in their tiles) where i is in blocks of rows `first` to `last`."""
     for columns in range(panels.shape[0]):
-        for rows in range(min(2 * columns + 2, blocks)):
-            _tile(panels, np.int64(rows), np.int64(columns), S)
+        for rows in range(first, min(2 * columns + 2, last)):
+            tile(panels, np.int64(rows), np.int64(columns), S)
 
 
 @_compiled()
@@ -273,9 +212,9 @@ def _largest_lower(S_row, h, h_i, unit, line):
 @_compiled()
 def _column(panels, i, unit, down):
     """``down[j] = A_ji`` for j > i, within a unit."""
-    for b in range((i + 1) // _COLUMNS, panels.shape[0]):
-        for c in range(_COLUMNS):
-            down[b * _COLUMNS + c] = unit * panels[b, i, c]
+    for b in range((i + 1) // LANES, panels.shape[0]):
+        for c in range(LANES):
+            down[b * LANES + c] = unit * panels[b, i, c]
 
 
 @_compiled()
@@ -318,6 +257,17 @@ def _count_unsettled(S_row, h, h_i, unit, most, threshold):
         wide = np.float64(S_row[j])
         upper = h_i + h[j] - unit * wide + unit * (wide if wide < most else most)
         many += 1 if (upper >= threshold - _ROUNDING) & (wide > 0.0) else 0
+    return many
+
+
+@_compiled()
+def _unresolved(S, h, unit, line):
+    """How many pairs of the first block of rows the screen cannot tell from those that attain its largest distance."""
+    n, best, many = h.size, -1.0, 0
+    for i in range(ROWS):
+        best = max(best, _largest_lower(S[i, i + 1 : n], h[i + 1 :], h[i], unit, line))
+    for i in range(ROWS):
+        many += _count_unsettled(S[i, i + 1 : n], h[i + 1 :], h[i], unit, np.float64(n), best - ATTAINS)
     return many
 
 
@@ -502,46 +452,50 @@ def _empty(size, like):
 def _matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers, counts, scores):
     """Matrices `start` to `stop` of the batch, in this thread. False: some matrix is bad input."""
     n = index.size if index.size else A.shape[1]
-    blocks = (n + _COLUMNS - 1) // _COLUMNS
-    wide = blocks * _COLUMNS
+    blocks = (n + LANES - 1) // LANES
+    wide = blocks * LANES
+    of_rows = (n + ROWS - 1) // ROWS
     limit = n * n // 40
     one32, one64 = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
     small = n <= _SMALL
+    run = True
+    for k in range(1, index.size):
+        run = run and index[k] == index[k - 1] + 1
     R = np.empty((n, n))
     size32, size64 = (0 if small else wide), (wide if small else 0)
-    panels = _empty(size32 * n, one32).reshape((size32 // _COLUMNS, n, _COLUMNS))
+    panels = _empty(size32 * n, one32).reshape((size32 // LANES, n, LANES))
     S = _empty(size32 * size32, one32).reshape((size32, size32))
-    strip = np.empty((_COLUMNS, n), np.uint32)
     # What 64 bits need comes with the first matrix that needs it.
-    panels64 = _empty(size64 * n, one64).reshape((size64 // _COLUMNS, n, _COLUMNS))
+    panels64 = _empty(size64 * n, one64).reshape((size64 // LANES, n, LANES))
     S64 = _empty(size64 * size64, one64).reshape((size64, size64))
-    strip64 = np.empty((_COLUMNS, n if small else 0), np.uint64)
     masses, h, sums = np.empty(n), np.empty(n), np.empty(wide, np.uint64)
     scratch = (np.empty(n), np.empty(n), np.empty(n), np.empty(wide), np.empty((2, n)), np.empty(limit))
     for b in range(start, stop):
-        if not _load(A[b], index, stochastic, tolerance, R, masses):
+        if not _load(A[b], index, run, stochastic, tolerance, R, masses):
             return False
         row = scores[b] if what == SCORES else masses
         if not small:
             for i in range(n):
                 h[i] = 0.5 * masses[i]
-            _fill(R, 1.0 / _UNIT32, panels, strip)
-            _sum_minima(panels, S)
-            if _evaluate(
-                S, panels, h, _UNIT32, False, R, what, alpha, limit, scratch, numbers[b], counts[b], row
-            ):
-                continue
+            _fill(R, 1.0 / _UNIT32, panels)
+            _sum_minima(panels, S, 0, 1)
+            # Where one pair in eight of a sample ties, more than `limit` of all will: the screen would be in vain.
+            if _unresolved(S, h, _UNIT32, scratch[3]) <= n * ROWS // 8:
+                _sum_minima(panels, S, 1, of_rows)
+                if _evaluate(
+                    S, panels, h, _UNIT32, False, R, what, alpha, limit, scratch, numbers[b], counts[b], row
+                ):
+                    continue
         if panels64.size == 0:
-            panels64 = _empty(wide * n, one64).reshape((blocks, n, _COLUMNS))
+            panels64 = _empty(wide * n, one64).reshape((blocks, n, LANES))
             S64 = _empty(wide * wide, one64).reshape((wide, wide))
-            strip64 = np.empty((_COLUMNS, n), np.uint64)
-        _fill(R, 1.0 / _UNIT64, panels64, strip64)
-        _sum_minima(panels64, S64)
+        _fill(R, 1.0 / _UNIT64, panels64)
+        _sum_minima(panels64, S64, 0, of_rows)
         sums[:] = 0
         for block in range(blocks):
             for k in range(n):
-                for c in range(_COLUMNS):
-                    sums[block * _COLUMNS + c] += panels64[block, k, c]
+                for c in range(LANES):
+                    sums[block * LANES + c] += panels64[block, k, c]
         for i in range(n):
             h[i] = (0.5 * _UNIT64) * sums[i]
         _evaluate(S64, panels64, h, _UNIT64, True, R, what, alpha, limit, scratch, numbers[b], counts[b], row)
@@ -549,217 +503,128 @@ def _matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers
 
 
 @_compiled()
-def _add(x, total):
-    for b in range(total.size):
-        total[b] += x[b]
-
-
-@_compiled()
-def _add_checked(x, total):
-    """Add; a negative number makes the sum NaN, as NaN itself does."""
-    for b in range(total.size):
-        total[b] += x[b] if x[b] >= 0.0 else np.nan
-
-
-@_compiled()
-def _add_distance(x, y, total):
-    """Add the distance in two columns at a time, shape (2, B)."""
-    for b in range(total.size):
-        total[b] += abs(x[0, b] - y[0, b]) + abs(x[1, b] - y[1, b])
-
-
-@_compiled()
-def _add_last_distance(x, y, total):
-    for b in range(total.size):
-        total[b] += abs(x[b] - y[b])
-
-
-@_compiled()
-def _halve(distance, largest):
-    """L1 distances become total variations, at most 1; note the largest."""
-    for b in range(distance.size):
-        half = 0.5 * distance[b]
-        half = half if half < 1.0 else 1.0
-        distance[b] = half
-        largest[b] = half if half > largest[b] else largest[b]
-
-
-@_compiled()
-def _divide_small(row, rounding, total, by):
-    """Divide a row of each matrix, shape (n, B), by its sum where that is off 1 by more than `rounding`."""
-    for b in range(total.size):
-        by[b] = total[b] if abs(total[b] - 1.0) > rounding else 1.0
-    for k in range(row.shape[0]):
-        _divide(row[k], by)
-
-
-@_compiled()
-def _slack_small(own_i, own_j, across, down, slack):
-    for b in range(slack.size):
-        over_i, over_j = own_i[b] - down[b], own_j[b] - across[b]
-        slack[b] = over_i if over_i < over_j else over_j
-
-
-@_compiled()
-def _loss_small(own_i, own_j, across, down, alpha, loss):
-    for b in range(loss.size):
-        loss_i, loss_j = (alpha - 1.0) * (own_i[b] - down[b]), (alpha - 1.0) * (own_j[b] - across[b])
-        loss_i = loss_i if loss_i > 0.0 else 0.0
-        loss_j = loss_j if loss_j > 0.0 else 0.0
-        loss[b] = (loss_i if loss_i < alpha else alpha) + (loss_j if loss_j < alpha else alpha)
-
-
-@_compiled()
-def _count(tv, kappa, p, attaining, first):
-    """Count pair `p` where it attains kappa, and note it where it is the first to do so. No branch, so vectors."""
-    for b in range(tv.size):
-        attaining[b] += 1.0 if tv[b] >= kappa[b] - ATTAINS else 0.0
-    for b in range(tv.size):
-        now = p if tv[b] >= kappa[b] - ATTAINS else np.inf
-        first[b] = now if now < first[b] else first[b]
-
-
-@_compiled()
-def _witness(tv, kappa, slack, p, witness):
-    """Note pair `p` where it is the first that attains kappa and is mutually self-dominant."""
-    for b in range(tv.size):
-        now = p if tv[b] >= kappa[b] - ATTAINS else np.inf
-        now = now if slack[b] >= 0.0 else np.inf
-        witness[b] = now if now < witness[b] else witness[b]
-
-
-@_compiled()
-def _lessen(tv, kappa, slack, sign, margin):
-    for b in range(tv.size):
-        below, away = kappa[b] - tv[b], sign[b] * slack[b]
-        far = away if away > below else below
-        margin[b] = far if far < margin[b] else margin[b]
-
-
-@_compiled()
-def _lessen_gap(tv, kappa, loss, alpha, gap):
-    for b in range(tv.size):
-        whole = (1.0 - alpha) * (kappa[b] - tv[b]) + loss[b]
-        gap[b] = whole if whole < gap[b] else gap[b]
-
-
-@_compiled()
-def _load_small(A, base, size, stochastic, tolerance, R, total, by):
-    """``R[i, k, b]`` is A_ik of matrix ``base + b``, renormalised; lanes to spare repeat the first. False: bad."""
-    most = total.size
-    good = True
-    for i in range(R.shape[0]):
-        total[:] = 0.0
-        for k in range(R.shape[1]):
-            line = R[i, k]
-            for b in range(size):
-                line[b] = A[base + b, i, k]
-            for b in range(size, most):
-                line[b] = line[0]
-            _add_checked(line, total)
-        for b in range(most):
-            good &= abs(total[b] - 1.0) <= tolerance if stochastic else total[b] <= 1.0 + tolerance
-        if stochastic:
-            _divide_small(R[i], R.shape[0] * 2.0**-52, total, by)
-    return good
-
-
-@_compiled()
-def _restrict_small(R, index, T, total, by):
-    """The subchains on `index`. False: a row has no mass left."""
-    n, good = index.size, True
+def _load_lanes(A, base, size, index, stochastic, tolerance, R, T):
+    """Lane b of vector ``N i + k`` of R is A_ik of matrix ``base + b``, as the definition has it, and T the subchain on
+    `index` if there is one. Lanes to spare repeat the last matrix. Lanes that are not 0 in what is returned are bad."""
+    N, n = A.shape[1], index.size
+    for b in range(LANES):
+        entries = A[base + min(b, size - 1)].reshape(N * N)
+        for at in range(N * N):
+            R[at * LANES + b] = entries[at]
+    zero, one = every(0.0), every(1.0)
+    bad, lowest, tolerated = zero, zero, every(tolerance)
+    for i in range(N):
+        total = zero
+        for k in range(N):
+            x = get(R, i * N + k)
+            lowest = least(x, lowest)
+            total = total + x
+        off = magnitude(total - one) if stochastic else total - one
+        bad = most(bad, choose(tolerated, off, zero, one))  # NaN, too, is not within the tolerance
+        if stochastic and n == 0:
+            by = choose(every(N * 2.0**-52), off, one, total)
+            for k in range(N):
+                put(R, i * N + k, get(R, i * N + k) / by)
+    bad = most(bad, choose(lowest, zero, zero, one))
+    rounding = every(n * 2.0**-52)
     for i in range(n):
-        total[:] = 0.0
+        total = zero
         for k in range(n):
-            T[i, k] = R[index[i], index[k]]
-            _add(T[i, k], total)
-        for b in range(total.size):
-            good &= total[b] > 0.0
-        _divide_small(T[i], -1.0, total, by)
-        total[:] = 0.0
+            total = total + get(R, index[i] * N + index[k])
+        bad = most(bad, choose(zero, total, one, zero))
+        again, by = zero, choose(rounding, magnitude(total - one), one, total)
         for k in range(n):
-            _add(T[i, k], total)
-        _divide_small(T[i], n * 2.0**-52, total, by)
-    return good
+            x = get(R, index[i] * N + index[k]) / by
+            again = again + x
+            put(T, i * n + k, x)
+        by = choose(rounding, magnitude(again - one), one, again)
+        for k in range(n):
+            put(T, i * n + k, get(T, i * n + k) / by)
+    return bad
 
 
 @_compiled()
-def _distances_small(R, tv, kappa):
-    p, n = 0, R.shape[0]
-    kappa[:] = 0.0
+def _evaluate_lanes(R, n, what, alpha, tv, found):
+    """As `_evaluate`, for `LANES` matrices side by side: every pair in float64, no screen.
+
+    `found` gets seven vectors: kappa, gap, margin, how many pairs attain kappa, and which is the first that attains
+    it, the first that is a witness, too (the number of pairs where none is). Indices are exact in float64.
+    """
+    zero, one, half = every(0.0), every(1.0), every(0.5)
+    pairs, p = every(float(n * (n - 1) // 2)), 0
+    kappa = zero
     for i in range(n - 1):
         for j in range(i + 1, n):
-            line = tv[p]
-            line[:] = 0.0
-            for k in range(0, n - 1, 2):
-                _add_distance(R[i, k : k + 2], R[j, k : k + 2], line)
-            if n % 2:
-                _add_last_distance(R[i, n - 1], R[j, n - 1], line)
-            _halve(line, kappa)
+            total = zero
+            for k in range(n):
+                total = total + magnitude(get(R, i * n + k) - get(R, j * n + k))
+            total = least(half * total, one)
+            kappa = most(kappa, total)
+            put(tv, p, total)
             p += 1
-
-
-@_compiled()
-def _attain_small(R, tv, kappa, slack, attaining, first, witness):
-    p, n = 0, R.shape[0]
-    attaining[:], first[:], witness[:] = 0.0, np.inf, np.inf
+    put(found, 0, kappa)
+    attaining, first, witness = zero, pairs, pairs
+    threshold, p = kappa - every(ATTAINS), 0
     for i in range(n - 1):
+        own = get(R, i * n + i)
         for j in range(i + 1, n):
-            _slack_small(R[i, i], R[j, j], R[i, j], R[j, i], slack[p])
-            _count(tv[p], kappa, np.float64(p), attaining, first)
-            _witness(tv[p], kappa, slack[p], np.float64(p), witness)
+            slack = least(own - get(R, j * n + i), get(R, j * n + j) - get(R, i * n + j))
+            this = choose(get(tv, p), threshold, every(float(p)), pairs)
+            attaining = attaining + choose(get(tv, p), threshold, one, zero)
+            first = least(first, this)
+            witness = least(witness, choose(slack, zero, this, pairs))
             p += 1
-
-
-@_compiled()
-def _lessen_small(R, tv, kappa, slack, sign, alpha, loss, gap, margin):
-    p, n = 0, R.shape[0]
-    gap[:], margin[:] = np.inf, np.inf
+    put(found, 3, attaining)
+    put(found, 4, first)
+    put(found, 5, witness)
+    if what != REPORT:
+        return
+    gap, margin = every(np.inf), every(np.inf)
+    sign = choose(witness, pairs, zero - one, one)
+    whole, weight, p = every(alpha), every(1.0 - alpha), 0
     for i in range(n - 1):
+        own = get(R, i * n + i)
         for j in range(i + 1, n):
-            _lessen(tv[p], kappa, slack[p], sign, margin)
-            _loss_small(R[i, i], R[j, j], R[i, j], R[j, i], alpha, loss)
-            _lessen_gap(tv[p], kappa, loss, alpha, gap)
+            over_i, over_j = own - get(R, j * n + i), get(R, j * n + j) - get(R, i * n + j)
+            below = kappa - get(tv, p)
+            margin = least(margin, most(sign * least(over_i, over_j), below))
+            loss_i, loss_j = most(zero - weight * over_i, zero), most(zero - weight * over_j, zero)
+            gap = least(gap, weight * below + (least(loss_i, whole) + least(loss_j, whole)))
             p += 1
+    put(found, 1, choose(witness, pairs, gap, zero))
+    put(found, 2, margin)
 
 
 @_compiled()
 def _small_matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers, counts):
-    """As `_matrices`, for small N: matrices side by side in vectors, each pair of each in float64, without a screen."""
+    """As `_matrices`, for small N: vectors hold an entry of many matrices, so there is no N too small for them."""
     N = A.shape[1]
     n = index.size if index.size else N
     pairs = n * (n - 1) // 2
-    most = min(stop - start, 128)
-    whole, part, tv = np.empty((N, N, most)), np.empty((index.size, index.size, most)), np.empty((pairs, most))
-    slack = np.empty((pairs, most))
-    total, by, kappa, gap, margin, sign, attaining, first, witness = np.empty((9, most))  # indices are exact in float64
-    gap[:], margin[:] = np.nan, np.nan
+    one = np.zeros(1)
+    R, T = _empty(N * N * LANES, one), _empty(index.size * index.size * LANES, one)
+    tv, found, wrong = _empty(pairs * LANES, one), _empty(6 * LANES, one), _empty(LANES, one)
+    found[:] = np.nan
     members = np.empty((pairs, 2), np.int64)
     p = 0
     for i in range(n - 1):
         for j in range(i + 1, n):
             members[p, 0], members[p, 1] = i, j
             p += 1
-    for base in range(start, stop, most):
-        size = min(most, stop - base)
-        if not _load_small(A, base, size, stochastic, tolerance, whole, total, by):
-            return False
-        if index.size and not _restrict_small(whole, index, part, total, by):
-            return False
-        R = part if index.size else whole
-        _distances_small(R, tv, kappa)
-        _attain_small(R, tv, kappa, slack, attaining, first, witness)
-        if what == REPORT:
-            for b in range(most):
-                sign[b] = 1.0 if witness[b] < pairs else -1.0
-            _lessen_small(R, tv, kappa, slack, sign, alpha, by, gap, margin)
+    for base in range(start, stop, LANES):
+        size = min(LANES, stop - base)
+        put(wrong, 0, _load_lanes(A, base, size, index, stochastic, tolerance, R, T))
+        for b in range(LANES):
+            if wrong[b] != 0.0:
+                return False
+        _evaluate_lanes(T if index.size else R, n, what, alpha, tv, found)
         for b in range(size):
-            holds = witness[b] < pairs
-            p = int(witness[b]) if holds else int(first[b])
-            numbers[base + b, 0], numbers[base + b, 2] = kappa[b], margin[b]
-            numbers[base + b, 1] = 0.0 if holds and what == REPORT else gap[b]
+            holds = found[5 * LANES + b] < pairs
+            p = int(found[(5 if holds else 4) * LANES + b])
+            for of in range(3):
+                numbers[base + b, of] = found[of * LANES + b]
             counts[base + b, 0], counts[base + b, 1], counts[base + b, 2] = holds, members[p, 0], members[p, 1]
-            counts[base + b, 3] = int(attaining[b])
+            counts[base + b, 3] = int(found[3 * LANES + b])
     return True
 
 
@@ -832,7 +697,7 @@ def pairs_of_rows(
     scores = np.zeros((B if what == SCORES else 0, n))
 
     def work(start: int, stop: int) -> bool:
-        if N <= _SIDE_BY_SIDE and what != SCORES:
+        if N <= _SMALL and what != SCORES:
             return _small_matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers, counts)
         return _matrices(A, index, start, stop, what, alpha, stochastic, tolerance, numbers, counts, scores)
 

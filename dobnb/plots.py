@@ -711,6 +711,59 @@ def margins_and_gaps(reports: Mapping[str, EqualityReport]) -> Figure:
     return figure
 
 
+def speed_ratios(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """How many times longer each rival takes than the kernel, size by size, one panel a kind of matrix, log scale.
+
+    :param rows: ``N``, ``kind`` and ``ratio`` (rival -> how many times longer), as ``benchmarks/kernel.py`` records
+        them, of one number of threads.
+    """
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    places = {n: place for place, n in enumerate(sorted({row["N"] for row in rows}))}
+    with style():
+        figure, grid = plt.subplots(
+            len(kinds), 1, figsize=(WIDTH, 2.1 * len(kinds) + 1.1), sharex=True, sharey=True, squeeze=False
+        )
+        for axes, kind in zip(grid[:, 0], kinds, strict=True):
+            of_kind = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["N"])
+            for k, rival in enumerate(dict.fromkeys(name for row in of_kind for name in row["ratio"])):
+                points = [(places[row["N"]], row["ratio"][rival]) for row in of_kind if rival in row["ratio"]]
+                look = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": LINES[k % len(LINES)], "label": rival}
+                axes.plot(*zip(*points, strict=True), **look)
+            axes.axhline(1, color="0.2", linewidth=1.2)
+            axes.set_yscale("log")
+            axes.set_title(kind, loc="left")
+            axes.set_ylabel("times longer")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(range(len(places)), [str(n) for n in places])
+        axes.set_xlabel("number of tokens N")
+        _legend_above(figure, _handles(grid[:, 0]), columns=2)
+    return figure
+
+
+def ceiling_share(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """The kernel's minima with addition a second, as a share of the most that a core does, size by size.
+
+    :param rows: ``N``, ``kind`` and ``share_of_ceiling`` in [0, 1], as for :func:`speed_ratios`.
+    """
+    places = {n: place for place, n in enumerate(sorted({row["N"] for row in rows}))}
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.6))
+        for k, kind in enumerate(dict.fromkeys(row["kind"] for row in rows)):
+            of_kind = sorted((places[row["N"]], 100 * row["share_of_ceiling"]) for row in rows if row["kind"] == kind)
+            # an open marker on top leaves the one below to be seen where two curves coincide
+            fill = "white" if k == 1 else COLORS[k]
+            axes.plot(
+                *zip(*of_kind, strict=True), color=COLORS[k], marker=MARKERS[k], linestyle=LINES[k % len(LINES)],
+                markerfacecolor=fill, label=kind,
+            )  # fmt: skip
+        axes.set_ylim(0, 104)
+        axes.set_ylabel("share of the ceiling, %")
+        axes.set_xticks(range(len(places)), [str(n) for n in places])
+        axes.set_xlabel("number of tokens N")
+        _legend_above(figure, axes.get_legend_handles_labels()[0], columns=3)
+    return figure
+
+
 def training_curves(panels: Mapping[str, Mapping[str, Any]]) -> Figure:
     """The validation metric after every epoch, one line a seed, one panel a configuration; a ring marks the epoch kept.
 

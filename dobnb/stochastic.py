@@ -110,6 +110,11 @@ def as_stochastic(A: Any, rows: Rows = "stochastic", tolerance: float = TOLERANC
             f"row {where} sums to {sums[where].item():.9g}, not to 1 within {tolerance:g}; "
             "divide each row by its sum if meant"
         )
+    return _divided(A, sums)
+
+
+def _divided(A: Tensor, sums: Tensor) -> Tensor:
+    """The rows of `A` over their `sums`, but for those whose sum is 1 within its rounding, ``N 2**-52``."""
     rounding = A.shape[-1] * torch.finfo(torch.float64).eps
     return A / sums.where((sums - 1).abs() > rounding, torch.ones_like(sums)).unsqueeze(-1)
 
@@ -225,13 +230,15 @@ def restrict(A: Any, tokens: Any, renormalize: bool = True) -> Tensor:
     tensor([[0.6667, 0.3333],
             [0.2500, 0.7500]], dtype=torch.float64)
     """
-    A = as_stochastic(A)
-    index = token_index(tokens, A.shape[-1], A.device)
-    sub = A.index_select(-2, index).index_select(-1, index)
+    checked = as_stochastic(A)
+    index = token_index(tokens, checked.shape[-1], checked.device)
+    # A row is divided once, by what is left of it: dividing it by its own sum before would only round twice.
+    whole = as_square(A).detach().to(torch.float64) if renormalize else checked
+    sub = whole.index_select(-2, index).index_select(-1, index)
     if not renormalize:
         return sub
-    mass = sub.sum(-1, keepdim=True)
+    mass = sub.sum(-1)
     if bool((mass == 0).any()):
-        where = _first(mass.squeeze(-1) == 0)
+        where = _first(mass == 0)
         raise MatrixError(f"row {where} of the subchain has no mass left; its token attends to dropped tokens only")
-    return sub / mass
+    return _divided(sub, mass)

@@ -244,7 +244,7 @@ def test_only_what_changed_is_executed(small: Path, capsys: pytest.CaptureFixtur
     assert nbformat.read(notebook_of(small), as_version=4).cells[3].outputs[1].data["text/plain"] == "3"
 
 
-def test_digest_follows_text_parameters_package_and_pins(
+def test_digest_follows_text_records_parameters_package_and_pins(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = Path(shutil.copytree(book.PACKAGE, tmp_path / "package"))
@@ -260,6 +260,16 @@ def test_digest_follows_text_parameters_package_and_pins(
     for module in ("dobrushin.py", "measurement.py"):
         (package / module).write_text((package / module).read_text() + "\n# more\n")
         assert changed()
+    with text_of(small).open("a") as file:
+        file.write("\nAs results/long_run.json has it.\n")
+    assert changed()
+    record = small / "results" / "long_run.json"
+    record.parent.mkdir(exist_ok=True)
+    for content in ("{}", '{"more": 1}'):
+        record.write_text(content)
+        assert changed()
+    (record.parent / "other.json").write_text("{}")
+    assert not changed()
     for module in book.PIPELINE:
         (package / module).write_text("# other\n")
         assert not changed()

@@ -1,13 +1,19 @@
 """The compiled kernel against the definition in torch float64 and against plain numpy."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
-from dobnb import check_equality, dobrushin_coefficient, kernel, leave_one_out, restrict
-from dobnb.dobrushin import leave_one_out_anywhere
+from dobnb import check_equality, dobrushin_coefficient, kernel, leave_one_out, load_model, restrict, stream_attention
+from dobnb.dobrushin import leave_one_out_anywhere, on_cpu
 from dobnb.equality import check_equality_anywhere
+from dobnb.inputs import photographs
 from dobnb.stochastic import MatrixError
+from dobnb.tokens import content_mask, image_token_roles
 
 
 def softmax(logits):
@@ -115,6 +121,23 @@ def test_the_definition_is_met_at_257(kind):
     agree(A.double() / A.double().sum(-1, keepdim=True), alpha=0.3)
 
 
+def test_the_definition_is_met_on_the_heads_of_a_model():
+    """Every head of three layers on two photographs, with cls and on patches."""
+    model, images = load_model("dinov2-small-saliency"), photographs(2)
+    patches = content_mask(image_token_roles(model.config, images.size))
+    tested = 0
+
+    def compare(layer, weights):
+        nonlocal tested
+        if layer in (0, 5, 11):
+            agree(weights)
+            agree(weights, tokens=patches)
+            tested += weights.shape[:2].numel()
+
+    stream_attention(model, images.batch(0, 2), compare)
+    assert tested == 36
+
+
 @pytest.mark.parametrize("n", [33, 48, 100])
 def test_numpy_alone_gives_the_same(n):
     """A third opinion that shares no line with the package: the factor is built, and each pair is compared."""
@@ -138,10 +161,9 @@ def test_the_screens_bounds_enclose_the_truth():
     draw = np.random.default_rng(5)
     for kind in KINDS:
         A = kind(draw, 70)
-        panels, strip = np.empty((5, 70, 16), np.uint32), np.empty((16, 70), np.uint32)
-        S = np.empty((80, 80), np.uint32)
-        kernel._fill(A, 2.0**31, panels, strip)
-        kernel._sum_minima(panels, S)
+        panels, S = np.empty((5, 70, 16), np.uint32), np.empty((80, 80), np.uint32)
+        kernel._fill(A, 2.0**31, panels)
+        kernel._sum_minima(panels, S, 0, 9)
         i, j = np.triu_indices(70, 1)
         tv = 0.5 * np.abs(A[i] - A[j]).sum(-1)
         low = 0.5 * (A[i].sum(-1) + A[j].sum(-1)) - S[i, j] * 2.0**-31
@@ -232,3 +254,70 @@ def test_a_large_matrix():
     assert found.holds and found.pair.tolist() == [7, n // 2]  # the first token on which row 7 puts nothing
     scores = leave_one_out(A)
     assert scores[7].item() == pytest.approx(0.5, abs=1e-12) and scores.count_nonzero() == 1
+
+
+MEMORY = """
+import json, re, sys
+import torch
+from dobnb import check_equality
+
+def kib(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+
+n, found = 4096, []
+check_equality(torch.full((2, 64, 64), 1 / 64))  # loads the kernel
+A = torch.full((n, n), 1 / n)
+A[7, : n // 2], A[7, n // 2 :] = 2 / n, 0
+before = kib("VmRSS")
+for row in (None, torch.full((n,), 1 / n)):
+    if row is not None:
+        A[7] = row
+    report = check_equality(A)
+    squares = (kib("VmHWM") - before) * 1024 / (8 * n * n)
+    found.append([report.kappa.item(), report.gap.item(), report.attaining.item(), report.pair.tolist(), squares])
+print(json.dumps(found))
+"""
+
+
+def in_a_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_4096_tokens_take_a_few_squares_of_memory():
+    """At most three N x N float64 arrays beyond the input; five where all pairs tie and 64 bits are needed.
+
+    Row 7 puts 2/N on half of the tokens, all others are uniform: TV 1/2 with each of them. Then all rows are uniform.
+    """
+    n = 4096
+    one, none = json.loads(in_a_process(MEMORY))
+    assert one[:4] == [pytest.approx(0.5, abs=1e-12), 0, n - 1, [7, n // 2]]  # the first token that row 7 leaves out
+    assert none[:4] == [0, 0, n * (n - 1) // 2, [0, 1]]
+    assert one[4] < 3 and none[4] < 5
+
+
+CALLS = """
+import numpy as np
+from dobnb import check_equality, dobrushin_coefficient, leave_one_out
+
+for n in (5, 40):
+    for dtype in (np.float32, np.float64):
+        for function in (check_equality, dobrushin_coefficient, leave_one_out):
+            function(np.full((2, n, n), 1 / n, dtype))
+"""
+
+
+def test_a_second_process_does_not_compile_again():
+    exec(CALLS, {})
+    counted = """
+from dobnb import kernel
+stats = [f.stats for f in vars(kernel).values() if hasattr(f, "stats")]
+print(sum(sum(s.cache_hits.values()) for s in stats), sum(sum(s.cache_misses.values()) for s in stats))
+"""
+    hits, misses = map(int, in_a_process(CALLS + counted).split())
+    assert hits >= 4 and misses == 0  # two kernels, two dtypes
+
+
+def test_other_devices_are_for_the_definition():
+    """The code that `agree` holds the kernel against is the one that a GPU's tensors take."""
+    assert on_cpu(torch.empty(2, 3, 3, device="meta"), kernel.REPORT) is None
