@@ -15,10 +15,11 @@ from filelock import FileLock
 from rtdl_revisiting_models import FTTransformer
 from scipy.spatial.distance import pdist
 
-from dobnb import cli, ft_transformer
+from dobnb import cli, ft_transformer, plots
 from dobnb.capture import stream_attention
 from dobnb.ft_transformer import (
     TrainingError,
+    against_null,
     build,
     evaluate,
     load_tensors,
@@ -30,6 +31,7 @@ from dobnb.ft_transformer import (
     save_evaluation,
     train,
 )
+from dobnb.published import compare_table_3
 from dobnb.tables import PARTS, Table, load_table, prepare, score
 
 
@@ -461,3 +463,111 @@ def test_one_block_is_trained_and_not_measured(tmp_path: Path, capsys: pytest.Ca
     assert cli.main([*command, str(tmp_path)]) == 0
     assert "the only block queries cls alone" in capsys.readouterr().out.splitlines()[-1]
     assert not (tmp_path / "evaluation.json").exists()
+
+
+# Records and what is made of them -----------------------------------------------------------------------------------
+
+RESULTS = Path(__file__).parents[1] / "results"
+RECORDS = sorted(path for path in RESULTS.glob("ft_transformer_*.json") if "speed" not in path.name)
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_recorded_evaluations_are_whole(path: Path) -> None:
+    record = read_evaluation(path)
+    settings = record["provenance"]["settings"]
+    layers = settings["blocks"] - 1
+    assert path.stem.endswith(f"_{settings['blocks']}") and record["untrained"][19]["n"] == 4000
+    for run in record["runs"]:
+        assert {key: run["settings"][key] for key in settings} == settings
+        validation = run["history"]["val"]
+        best = min(validation) if run["metric"] == "RMSE" else max(validation)
+        assert validation[run["best_epoch"] - 1] == best == run["metrics"]["val"]
+        assert len(validation) == run["best_epoch"] + settings["patience"]
+        attention = run["attention"]
+        tokens = len(record["features"]) + 1
+        assert attention["n"] == 4000 and np.shape(attention["attention"]) == (layers, tokens, tokens)
+        for name in ("features", "all"):
+            assert len(attention[name]["held"]) == layers and max(attention[name]["held"]) <= 4000
+
+
+def test_the_recorded_california_is_the_one_at_hand(test_data: Path) -> None:
+    """Same rows, baselines and null: the last depend on rounding, so a few rows may fall the other way elsewhere."""
+    record = read_evaluation(RESULTS / "ft_transformer_california_3.json")
+    california = load_table("california", data_home=test_data / "scikit_learn_data")
+    assert record["provenance"]["settings"]["table_digest"] == california.digest
+    one = record["untrained"][0]
+    found = measure_rows(build(california, 3, one["seed"]).eval(), prepare(california, one["seed"]).X["test"][:4000])
+    assert np.allclose(found["features"]["held"], one["features"]["held"], atol=40)
+    assert np.allclose(found["all"]["held"], one["all"]["held"], atol=40)
+
+
+def synthetic() -> dict:
+    """Two runs of three blocks, 10 rows: counts that are easy to add up by hand."""
+
+    def attention(features: list[int], everything: list[int], averaged: list[bool]) -> dict:
+        of = {"kappa": [[0.1, 0.2, 0.3]] * 2, "margin": [[0.01, 0.02, 0.03]] * 2}
+        return {
+            "n": 10,
+            "features": {"held": features, "averaged": {"holds": averaged}, **of},
+            "all": {"held": everything, "averaged": {"holds": [False, False]}, **of},
+        }
+
+    def run(seed: int, test: float, **counts: list) -> dict:
+        return {
+            "settings": {"seed": seed}, "metric": "RMSE", "metrics": {"test": test}, "best_epoch": 2,
+            "history": {"val": [0.6, 0.5, 0.55]}, "attention": attention(**counts),
+            "through_training": [
+                {"epoch": k, "validation": None if k == 0 else 0.6 - k / 10, "n": 10}
+                | {name: {"held": [k, 5], "kappa": [0.1, 0.2]} for name in ("features", "all")} for k in (0, 1, 2)
+            ],
+        }  # fmt: skip
+
+    def null(*held: int) -> dict:
+        of = {"held": list(held), "kappa": [0.001, 0.002], "margin": [1e-4, 2e-4]}
+        return {"n": 10, "features": of, "all": of}
+
+    return {
+        "features": list("abcdefgh"),
+        "baselines": {"boosting": {"test": 0.4702}, "linear": {"test": 0.7257}},
+        "runs": [
+            run(0, 0.4671, features=[1, 3], everything=[0, 2], averaged=[False, True]),
+            run(1, 0.4612, features=[2, 4], everything=[1, 1], averaged=[False, False]),
+        ],
+        "untrained": [null(2, 4), null(4, 8)],
+    }
+
+
+def test_table_3_beside_ours() -> None:
+    table = compare_table_3({("california", 3): synthetic()})
+    paper, ours = table.loc["California, 3 blocks", "paper"], table.loc["California, 3 blocks", "this book"]
+    columns = ["FT-T", "features", "all", "averaged"]
+    assert list(paper[columns]) == ["0.473-0.475", "18.7%", "16.1%", "2/6"]
+    assert list(ours[columns]) == ["0.461-0.467", "25.0%", "10.0%", "1/4"]
+    assert (ours["seeds"], ours["N"], ours["boosting"], ours["linear"]) == ("2", "9", "0.470", "0.726")
+    with pytest.raises(KeyError):
+        compare_table_3({("california", 4): synthetic()})
+
+
+def test_against_the_null() -> None:
+    table = against_null(synthetic())
+    assert table.loc[("features", "1"), "trained, % by seed"] == "10.0, 20.0"
+    assert table.loc[("features", "all"), "trained, % by seed"] == "20.0, 30.0"
+    # untrained models hold 2 + 4 and 4 + 8 of 20: 30% and 60%, mean 45, standard deviation 30/sqrt(2)
+    assert table.loc[("all", "all"), "untrained, %"] == "45.0 \N{PLUS-MINUS SIGN} 21.2"
+    assert table.loc[("all", "2"), "untrained, range"] == "40.0 to 80.0"
+    assert table.loc[("features", "1"), "kappa, trained"] == "0.2"
+    assert table.loc[("features", "2"), "margin, untrained"] == "0.0002"
+
+
+def test_figures_show_the_record() -> None:
+    record = synthetic()
+    curves = plots.training_curves({"one": record}).axes[0]
+    assert list(curves.lines[0].get_ydata()) == [0.6, 0.5, 0.55]
+    assert (curves.lines[1].get_xdata()[0], curves.lines[1].get_ydata()[0]) == (2, 0.5)
+    points = plots.trained_and_untrained({"one": record}).axes[0].lines
+    assert list(points[0].get_ydata()) == [20, 40] and list(points[1].get_ydata()) == [10, 20]
+    assert list(points[3].get_xdata()) == [0.2, 0.2]
+    through = plots.through_training(record["runs"][0]).axes
+    assert list(through[1].lines[0].get_ydata()) == [0, 10, 20] and list(through[0].lines[0].get_xdata()) == [1, 2]
+    heat = plots.named_attention(np.eye(2), ["cls", "age"], "layer 1").axes[0]
+    assert [label.get_text() for label in heat.get_yticklabels()] == ["cls", "age"]
