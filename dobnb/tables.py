@@ -321,10 +321,33 @@ def _csv(path: Path, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
         raise TableError(f"{path.name} is no readable table: {' '.join(str(error).split())}") from None
     if frame.empty:
         raise TableError(f"{path.name} has no rows")
+    _check_header(path)
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas then takes the first column for an index
+        raise TableError(f"{path.name} has more values in a row than names in its first line")
     target = str(frame.columns[-1]) if target is None else target
     if target not in frame:
         raise TableError(f"{path.name} has no column {target!r}; its columns are {', '.join(map(str, frame.columns))}")
     return frame.drop(columns=target), _numbers(frame[target], target, path.stem)
+
+
+def _check_header(path: Path) -> None:
+    """Refuse what pandas would mend in silence: names given twice, left out, or no header at all."""
+    names = [str(name) for name in pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]]
+    if all(_is_number(name) for name in names):
+        raise TableError(f"{path.name} begins with numbers; its first line must name the columns")
+    for k, name in enumerate(names, 1):
+        if not name.strip():
+            raise TableError(f"column {k} of {path.name} has no name; name it, or drop it if it numbers the rows")
+        if names.count(name) > 1:
+            raise TableError(f"{path.name} has two columns called {name!r}; rename one")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _npz(path: Path) -> Table:

@@ -133,6 +133,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         make_table("t", X, frame().y.to_numpy(), split_rows(np.zeros(60), "regression"), "regression", "")
 
 
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ("1,2,3\n", "begins with numbers; its first line must name the columns"),
+        (",a,y\n", r"column 1 of .* has no name; .* numbers the rows"),
+        ("a,a,y\n", "two columns called 'a'"),
+        ("a,y\n", "more values in a row than names"),
+    ],
+)
+def test_a_header_that_pandas_would_mend(tmp_path: Path, first: str, message: str) -> None:
+    rows = "".join(f"{k},{k % 7},{k % 5}\n" for k in range(30))
+    (tmp_path / "mine.csv").write_text(first + rows)
+    with pytest.raises(TableError, match=message):
+        load_table(tmp_path / "mine.csv")
+
+
 def npz(folder: Path, **changes: np.ndarray) -> Path:
     data = frame()
     arrays = {"X": data[["a", "b", "c"]].to_numpy(), "y": (data.y > 0).to_numpy(np.int8), "src": np.arange(60) % 4}
