@@ -322,8 +322,6 @@ def _csv(path: Path, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
     if frame.empty:
         raise TableError(f"{path.name} has no rows")
     _check_header(path)
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas then takes the first column for an index
-        raise TableError(f"{path.name} has more values in a row than names in its first line")
     target = str(frame.columns[-1]) if target is None else target
     if target not in frame:
         raise TableError(f"{path.name} has no column {target!r}; its columns are {', '.join(map(str, frame.columns))}")
@@ -331,7 +329,7 @@ def _csv(path: Path, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse what pandas would mend in silence: names given twice, left out, or no header at all."""
+    """Refuse what pandas would mend in silence: names that are missing or given twice, or no header at all."""
     names = [str(name) for name in pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]]
     if all(_is_number(name) for name in names):
         raise TableError(f"{path.name} begins with numbers; its first line must name the columns")
@@ -340,6 +338,9 @@ def _check_header(path: Path) -> None:
             raise TableError(f"column {k} of {path.name} has no name; name it, or drop it if it numbers the rows")
         if names.count(name) > 1:
             raise TableError(f"{path.name} has two columns called {name!r}; rename one")
+    width = pd.read_csv(path, header=None, skiprows=1, nrows=1).shape[1]
+    if width != len(names):  # pandas would take the first of more columns for an index
+        raise TableError(f"{path.name} names {len(names)} columns and has {width}; name every one")
 
 
 def _is_number(text: str) -> bool:
