@@ -147,6 +147,8 @@ def train(
             raise TrainingError(f"{name} is {value}; it must be at least 1")
     if blocks not in BLOCKS:
         raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
+    if not 0 <= seed < 2**32:
+        raise TrainingError(f"seed is {seed}; it must be from 0 to 2**32 - 1")
     if precision not in ("float32", "bfloat16"):
         raise TrainingError(f"precision is {precision!r}; pass float32 or bfloat16")
     settings = {
@@ -180,6 +182,7 @@ def _train(
     if finished.exists():
         record = read_record(finished)
         _same(settings, record["settings"], folder)
+        checkpoint.unlink(missing_ok=True)  # a process may have been killed before its last step
         return record
     blocks, seed = settings["blocks"], settings["seed"]
     model = build(table, blocks, seed)

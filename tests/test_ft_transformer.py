@@ -235,6 +235,7 @@ def test_another_run_in_the_folder_is_refused(table: Table, run: Path, tmp_path:
         ({"batch_size": 0}, "batch_size is 0"),
         ({"max_epochs": 0}, "max_epochs is 0"),
         ({"patience": 0}, "patience is 0"),
+        ({"seed": -1}, r"seed is -1; it must be from 0 to 2\*\*32 - 1"),
         ({"precision": "float16"}, "precision is 'float16'"),
     ],
 )
