@@ -120,11 +120,11 @@ def _check_switches(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
 
 def _check_images(model: nn.Module, named: Mapping[str, Any]) -> int | None:
     """How many images there are, if there are any; all their pixels have to lie in patches."""
-    images, patch = images_of(named), patch_size(model)
-    if images is None or patch is None:
+    images, patch = images_of(model, named), patch_size(model)
+    if images is None:
         return None
     height, width = images.shape[-2:]
-    if height % patch[0] or width % patch[1]:
+    if patch is not None and (height % patch[0] or width % patch[1]):
         raise ImageSizeError(
             f"the images are {height} x {width} px, no multiples of the patch of {patch[0]} x {patch[1]}, "
             "so their edge would be lost; crop or resize them"

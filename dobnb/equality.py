@@ -134,6 +134,8 @@ def _report(
 def check_equality_anywhere(A: Any, alpha: float = 0.5, rows: Rows = "stochastic") -> EqualityReport:
     """:func:`check_equality` in torch alone, on any device: the definition, which the compiled kernel is compared with.
 
+    It takes about ten times the memory of a float32 batch; pass a large one in parts.
+
     :param A: as :func:`check_equality` takes it; so are the others, and what is raised.
     """
     A = as_stochastic(A, rows)

