@@ -545,7 +545,9 @@ def test_table_3_beside_ours() -> None:
     assert list(paper[columns]) == ["0.473-0.475", "18.7%", "16.1%", "2/6"]
     assert list(ours[columns]) == ["0.461-0.467", "25.0%", "10.0%", "1/4"]
     assert (ours["seeds"], ours["N"], ours["boosting"], ours["linear"]) == ("2", "9", "0.470", "0.726")
-    with pytest.raises(KeyError):
+    other = table.loc["Higgs, 3 blocks", "this book"]
+    assert (other["seeds"], other["FT-T"], other["features"]) == ("not run", "", "")
+    with pytest.raises(KeyError, match="california"):
         compare_table_3({("california", 4): synthetic()})
 
 
