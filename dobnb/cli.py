@@ -1,4 +1,4 @@
-"""The command line: ``dobnb check | models | fetch | measure | show | train | book``.
+"""The command line: ``dobnb check | models | fetch | measure | merge | show | compare | train | book``.
 
 Each command imports what it needs when it runs, so that ``dobnb book html`` loads no torch.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,11 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    from dobnb import weights
-    from dobnb.models import MODELS
+    from dobnb.models import MODELS, is_cached
 
     rows = [("name", "layers", "heads", "tokens", "weights", "source")]
     for card in MODELS.values():
-        where = ("cached" if weights.is_cached(card.name) else "not fetched") if card.embedded else "hub"
+        where = "cached" if is_cached(card.name) else "not fetched" if card.embedded else "hub"
         rows.append((card.name, str(card.layers), str(card.heads), str(card.tokens), where, card.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -58,41 +57,98 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from dobnb.inputs import image_folder, photographs
-    from dobnb.measurement import MeasurementError, measure
-    from dobnb.models import MODELS, ModelError
+    from dobnb.inputs import read_inputs
+    from dobnb.measurement import prepare
+    from dobnb.runs import check_folder, run
 
     out = arguments.out
-    if out.is_dir() or not os.access(_existing(out.parent), os.W_OK):
-        raise MeasurementError(f"{out} cannot be written; pass another --out, the path of a file")
-    card = MODELS.get(arguments.name)
-    if card is None:
-        raise ModelError(f"no model is called {arguments.name!r}; `dobnb models` lists those there are")
-    if arguments.inputs == "embedded":
-        inputs = photographs(arguments.n or 32, size=card.image_size)
-    else:
-        inputs = image_folder(arguments.inputs, arguments.n, size=card.image_size)
-
-    def progress(done: int, n: int) -> None:
-        # one line, rewritten, on a terminal; silent elsewhere
-        if sys.stderr.isatty():
-            print(f"\r{done}/{n} inputs", end="\n" if done == n else "", file=sys.stderr, flush=True)
-
-    found = measure(card.name, inputs, batch_size=arguments.batch_size, device=arguments.device, progress=progress)
-    found.save(out)
-    print(f"{arguments.name} on {len(inputs)} inputs: {out}; `dobnb show {out}` prints it")
+    check_folder(out)
+    inputs = read_inputs(
+        arguments.inputs, arguments.name, arguments.n,
+        size=arguments.size, length=arguments.length, revision=arguments.revision,
+    )  # fmt: skip
+    for name, why in inputs.left_out:
+        _say(f"left out: {name}: {why}")
+    job = prepare(
+        arguments.name, inputs, batch_size=arguments.batch_size, device=arguments.device, revision=arguments.revision,
+        load_on="cpu" if arguments.scheduler else None,
+    )  # fmt: skip
+    found = run(
+        job, out, shard=arguments.shard, scheduler=arguments.scheduler, matrices=arguments.matrices,
+        progress=_progress(), tell=_say,
+    )  # fmt: skip
+    if found is not None:
+        print(f"{arguments.name} on {found.n[0]} inputs: {out / 'result.json'}; `dobnb show {out}` prints it")
     return 0
 
 
-def _existing(folder: Path) -> Path:
-    """The nearest folder at or above `folder` that exists."""
-    return folder if folder.exists() else _existing(folder.parent)
+def _say(line: str) -> None:
+    """A line for people, beside what a command prints."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """On a terminal a bar with rate and time left; elsewhere a line at the first batch, the last, and every minute."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        bars: list[tqdm] = []
+
+        def move(done: int, n: int) -> None:
+            if not bars:
+                bars.append(tqdm(total=n, unit=" inputs", smoothing=0.1))
+                bars[0].n = bars[0].initial = done
+                bars[0].refresh()
+            bars[0].update(done - bars[0].n)
+            if done == n:
+                bars[0].close()
+
+        return move
+
+    begun: list[tuple[float, int]] = []  # the first call, whose inputs were not timed
+    last = float("-inf")
+
+    def line(done: int, n: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        begun[:] = begun or [(now, done)]
+        seconds, inputs = now - begun[0][0], done - begun[0][1]
+        if done < n and now - last < 60:
+            return
+        last = now
+        rate = inputs / seconds if seconds else 0.0
+        timed = f", {rate:.3g} a second, {(n - done) / rate:.0f} s left" if rate else ""
+        _say(f"{done}/{n} inputs{timed}")
+
+    return line
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from dobnb.runs import merge
+
+    found = merge(arguments.folders, arguments.out, matrices=arguments.matrices)
+    out = arguments.out
+    print(f"{found.n[0]} inputs out of {len(arguments.folders)} folders: {out / 'result.json'}; `dobnb show {out}`")
+    return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from dobnb.measurement import Measurement, table
+    from dobnb.measurement import Measurement, failures, table
 
-    print(table([Measurement.load(path) for path in arguments.files]).to_string())
+    found = [Measurement.load(path) for path in arguments.files]
+    print("As the paper's Table 1")
+    print(table(found).to_string())
+    print("\nInputs that fail, as the paper's Table 4")
+    print(failures(found).to_string())
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from dobnb.measurement import Measurement, flips
+
+    found = flips(Measurement.load(arguments.first), Measurement.load(arguments.second))
+    print("Verdicts that differ, by layer")
+    print(found.to_string())
     return 0
 
 
@@ -163,6 +219,13 @@ def _count(value: str) -> int:
     return int(value)
 
 
+def _shard(value: str) -> tuple[int, int]:
+    k, slash, m = value.partition("/")
+    if not (slash and k.isdecimal() and m.isdecimal() and 1 <= int(k) <= int(m)):
+        raise argparse.ArgumentTypeError(f"{value!r} is not K/M, with K from 1 to M")
+    return int(k), int(m)
+
+
 def _alpha(value: str) -> Fraction:
     from dobnb.check import parse_fraction
 
@@ -201,20 +264,44 @@ def parser() -> argparse.ArgumentParser:
     fetch.add_argument("names", nargs="*", metavar="NAME", help="default: all embedded weights")
     fetch.set_defaults(command=_fetch)
 
-    measure = commands.add_parser("measure", help="count how often a model's attention satisfies the condition")
-    measure.add_argument("name", metavar="NAME", help="a model that `dobnb models` lists")
-    measure.add_argument(
-        "--inputs", default="embedded", metavar="FOLDER", help="a folder of images, or `embedded` photographs (default)"
+    measure = commands.add_parser(
+        "measure",
+        help="count how often a model's attention satisfies the condition",
+        description="Interrupted, by whatever, the same command goes on where it was.",
     )
-    measure.add_argument("--n", type=_count, help="number of inputs (default: all of a folder, 32 photographs)")
+    measure.add_argument(
+        "name", metavar="NAME", help="a model that `dobnb models` lists, hf:ORG/NAME, timm:NAME, or a folder"
+    )
+    measure.add_argument(
+        "--inputs", default="embedded", metavar="SOURCE",
+        help="a folder of images, a text file, imagenette, wikitext-2, or embedded (default)",
+    )  # fmt: skip
+    measure.add_argument("--n", type=_count, help="number of inputs (default: all there are; 32 embedded ones)")
+    measure.add_argument("--size", type=_count, help="side of the images in pixels (default: the model's own)")
+    measure.add_argument("--length", type=_count, help="word pieces a text (default: 126)")
     measure.add_argument("--batch-size", type=_count, default=16, help="inputs at a time (default: %(default)s)")
     measure.add_argument("--device", default="cpu", help="where torch computes (default: %(default)s)")
-    measure.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the measurement goes")
+    measure.add_argument("--revision", help="branch, tag or commit of a hub model (default: the hub's)")
+    measure.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/M", help="measure part K of M alone")
+    measure.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="spread blocks over a Dask cluster")
+    measure.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where result.json goes: runs/NAME")
     measure.set_defaults(command=_measure)
 
-    show = commands.add_parser("show", help="print measurements as rows of the paper's Table 1")
-    show.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
+    merge = commands.add_parser("merge", help="put the shards of a run together")
+    merge.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="the --out of a shard")
+    merge.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where result.json goes")
+    merge.set_defaults(command=_merge)
+    for command in (measure, merge):
+        command.add_argument("--matrices", action="store_true", help="keep the averaged matrices (at most 50 MB)")
+
+    show = commands.add_parser("show", help="print measurements as rows of the paper's Tables 1 and 4")
+    show.add_argument("files", nargs="+", type=Path, metavar="FILE", help="result.json, or the folder it is in")
     show.set_defaults(command=_show)
+
+    compare = commands.add_parser("compare", help="count the verdicts that differ between two runs on the same inputs")
+    compare.add_argument("first", type=Path, metavar="FILE", help="result.json, or the folder it is in")
+    compare.add_argument("second", type=Path, metavar="FILE")
+    compare.set_defaults(command=_compare)
 
     train = commands.add_parser(
         "train",
@@ -267,5 +354,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dobnb: error: {error}; install the extras: pip install -e '.[book,test]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ndobnb: interrupted; nothing half-written is left behind", file=sys.stderr)
+        _say("\ndobnb: interrupted; nothing half-written is left, and the same `measure` goes on from there")
         return 130

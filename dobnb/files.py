@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a file, whole or not at all: on failure the old one, if any, stays as it was. Makes missing folders.
+@contextmanager
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+    """A file to write to; it takes the place of `path` when the context ends, and is gone if that raises.
+
+    So the file is whole or not there: on failure the old one, if any, stays as it was. Makes missing folders. A process
+    killed meanwhile leaves a hidden file behind, ``.NAME.….tmp``.
 
     :raises OSError: the folder cannot be written, or is full.
     """
@@ -16,10 +23,19 @@ def write_text(path: str | Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            yield file
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file of text, UTF-8, as :func:`replacing` does.
+
+    :raises OSError: the folder cannot be written, or is full.
+    """
+    with replacing(path) as file:
+        file.write(text.encode())

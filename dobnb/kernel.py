@@ -13,7 +13,7 @@ terms are too large, each by less than 1, and with ``u = 2**-31``::
 
 ``S_ij`` is at most ``2**31 (1 + 1e-6) + N``, so 32 bits hold it, and integers add up to the same in any order. At
 ``S_ij = 0`` both bounds agree: rows with disjoint support, the ties that saturated attention is full of, need no
-settling. Float64 rounding, in the bounds and in what they are compared with, is below ``N 2**-50``, which `_slop` adds.
+settling. Float64 rounding, in the bounds and in what they are compared with, is below ``N 2**-50``, which `slop` adds.
 
 What follows. A pair whose upper bound is below the largest lower bound less `ATTAINS` does not attain kappa; the others
 are settled: half the L1 distance of the float64 rows. With kappa and the verdict known, the gap and the margin are
@@ -112,12 +112,6 @@ def _half_l1(p, q):
 def _scale(row, by):
     for k in range(row.size):
         row[k] /= by
-
-
-@_compiled()
-def _divide(x, by):
-    for b in range(x.size):
-        x[b] /= by[b]
 
 
 @_compiled()
@@ -650,7 +644,7 @@ def _share(size: int, most: int, work: Callable[[int, int], bool]) -> bool:
     threads = min(torch.get_num_threads(), size)
     if threads == 1:
         return work(0, size)
-    chunk = max(1, min(size // (4 * threads), most))
+    chunk = max(1, min(size // (2 * threads), most))
     starts = iter(range(0, size, chunk))
 
     def several() -> bool:

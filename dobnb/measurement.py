@@ -2,92 +2,156 @@
 
 Three tests, as in the paper (book: ch-dinov2). *Per input*: the mean over heads of one input's attention, on content
 tokens and on all tokens. *Heads*: every head of every input, on content tokens. *Averaged*: the mean over heads and
-inputs, one matrix a layer, on content tokens. Restriction comes last, and renormalises the rows.
+inputs, one matrix a layer. Restriction comes last, and renormalises the rows. Beside them, the bounds on kappa of each
+input's rollout (book: ch-depth).
+
+Inputs are measured in blocks, which the settings fix, each in batches from its own start. So a part of the inputs,
+measured anywhere, adds to the others without changing a bit; :mod:`dobnb.runs` spreads and resumes whole runs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dobnb import provenance
-from dobnb.capture import stream_attention
-from dobnb.dobrushin import doeblin_bound
-from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
+from dobnb import models, provenance
+from dobnb.dobrushin import ATTAINS, doeblin_bound, leave_one_out
+from dobnb.equality import NEAR_TIE, check_equality
 from dobnb.errors import DobnbError
 from dobnb.files import write_text
 from dobnb.inputs import Inputs
-from dobnb.kernel import mean_of_heads
-from dobnb.models import MODELS, load_model, weights_identity
 from dobnb.stochastic import restrict
-from dobnb.tokens import content_mask, image_token_roles
+from dobnb.tallies import MOST_BLOCKS, MOST_INPUTS, Tallies, tally_block
+from dobnb.tokens import CONTENT, PADDING, ModelInputs, token_roles
 
-SCHEMA = 1
+SCHEMA = 2
+"""Of the JSON file; the book's page on it says what each field is."""
 QUANTILES = {"q05": 0.05, "median": 0.5, "q95": 0.95}
+SPECIAL = "special"
+"""The role of a token that is not content where a mask says so and not the model."""
+_ABOUT = ("model", "inputs", "settings", "versions")
+
+Content = Tensor | Callable[[ModelInputs], Tensor] | None
+Progress = Callable[[int, int], None]
 
 
 class MeasurementError(DobnbError):
     """A measurement cannot be made, read or combined as asked."""
 
 
+# What is kept -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Measurement:
-    """Tallies by layer: every list has one entry a layer, the first layer first. It is what the JSON file holds."""
+    """Numbers by layer: unless stated, every list has one entry a layer, the first layer first. It is what the JSON
+    file holds. ``a + b`` is the measurement of the inputs of both, to the last bit as if made at once."""
 
     provenance: dict[str, Any]
-    """Model and its weights, inputs and their digest, settings, versions, machine, commit, start, seconds."""
+    """Model and its weights, inputs and their digest, settings, versions, machines, commit, start, seconds."""
     layers: int
+    """Layers measured, L."""
     n: list[int]
     """Inputs measured."""
-    per_input: dict[str, Any]
+    per_input: dict[str, list | dict[str, list]]
     """``content`` and ``all``: inputs that satisfy the condition. For each of the two, ``_kappa`` and ``_margin``:
-    quantiles over inputs; ``_failing_gaps``: relative gaps of the failures, one list a layer."""
-    heads: dict[str, list[int]]
-    """``content``: heads times inputs that satisfy the condition, of ``tested``. Empty if heads were not measured."""
-    averaged: dict[str, list]
-    """``content``: the verdict on content tokens, with ``kappa``, ``doeblin`` and ``margin`` of the same matrix.
-    ``all``: the verdict on all tokens."""
+    quantiles over inputs; ``_failing``: the numbers of the inputs that do not, ``_failing_gaps``: their relative gaps,
+    one list a layer; ``_near_ties``: margins below :data:`dobnb.equality.NEAR_TIE`."""
+    heads: dict[str, list]
+    """``content``: heads times inputs that satisfy the condition, of ``tested``; ``failing``: those that do not, as
+    input times heads plus head, one list a layer; ``near_ties``. Empty if heads were not measured."""
+    averaged: dict[str, Any]
+    """``content`` and ``all``: the verdict. ``kappa``, ``doeblin`` and ``margin``: of the matrix on content tokens;
+    with ``all_`` before the name, on all tokens. ``roles``: of the N tokens. On all tokens, one list a layer:
+    ``scored``, the tokens with a positive leave-one-out score, ``scores``, and ``carriers``, those of the highest
+    score, several where they tie. Where inputs differ in their tokens there is no average, and ``left_out`` says so."""
+    depth: dict[str, dict[str, list[float]]]
+    """``bound``, ``product`` and ``truth`` as in :class:`dobnb.depth.DepthBounds`, on all tokens: quantiles over
+    inputs, for the layers up to each. Empty if depth was not measured."""
     near_ties: list[int]
     """Verdicts of the layer, of all kinds, whose margin is below :data:`dobnb.equality.NEAR_TIE`."""
+    tallies: Tallies | None = field(default=None, compare=False, repr=False)
+    """What the numbers were made of; None in a measurement that was read from a file."""
+
+    def __add__(self, other: Measurement) -> Measurement:
+        """The measurement of the inputs of both.
+
+        :raises MeasurementError: one was read from a file, or they differ in model, inputs, settings or versions.
+        :raises TallyError: an input is in both.
+        """
+        if not isinstance(other, Measurement):
+            return NotImplemented
+        if self.tallies is None or other.tallies is None:
+            raise MeasurementError(
+                "a measurement read from a file has no tallies to add; run shards with --out, and `dobnb merge` them"
+            )
+        about = about_of(self.provenance)
+        if different := differences(about, about_of(other.provenance)):
+            raise MeasurementError(f"measurements do not add: {different}; measure both alike")
+        started = min(self.provenance["started"], other.provenance["started"])
+        return measurement_of(about, self.tallies + other.tallies, started)
+
+    def __radd__(self, other: Any) -> Measurement:
+        return self if other == 0 else NotImplemented  # so that sum() of several works
 
     def save(self, path: str | Path) -> None:
         """Write the measurement as JSON, readable without this package; the file is whole or absent."""
-        text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, allow_nan=False)
-        text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list of numbers on one line
-        write_text(path, text + "\n")
+        data = {name: getattr(self, name) for name in _saved()}
+        write_text(path, _pretty({"schema": SCHEMA, **data}) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Measurement:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote, or what a run left in its folder.
 
+        :param path: the JSON file, or a folder with a ``result.json`` in it.
         :raises MeasurementError: no such file, not JSON, another schema, a field that is missing or unknown, or
             lists that do not have one entry a layer.
         """
         path = Path(path)
+        path = path / "result.json" if path.is_dir() else path
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise MeasurementError(f"{path.name} does not exist; `dobnb measure` writes one") from None
-        except (OSError, ValueError) as error:
+            raise MeasurementError(f"{path} does not exist; `dobnb measure` writes one") from None
+        except (OSError, ValueError, RecursionError) as error:
             raise MeasurementError(f"{path.name} is not a readable JSON file: {error}") from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise MeasurementError(f"{path.name} is not a measurement of schema {SCHEMA}; measure again to write one")
-        names = {field.name for field in fields(cls)}
+        names = set(_saved())
         if names != set(data) - {"schema"}:
             wrong = ", ".join(sorted(names ^ (set(data) - {"schema"})))
             raise MeasurementError(f"{path.name} has missing or unknown fields: {wrong}; measure again to write them")
         if not _is_whole(data):
             raise MeasurementError(f"{path.name} is damaged: its lists do not have one entry a layer; measure again")
         return cls(**{name: data[name] for name in names})
+
+
+def _saved() -> list[str]:
+    """The fields that the file has."""
+    return [one.name for one in fields(Measurement) if one.name != "tallies"]
+
+
+def _pretty(value: Any, indent: int = 0) -> str:
+    """JSON with one line a field, and a list of plain values on one line."""
+    pad = "\n" + " " * (indent + 2)
+    if isinstance(value, dict) and value:
+        lines = (f"{json.dumps(name)}: {_pretty(one, indent + 2)}" for name, one in value.items())
+        return "{" + ",".join(pad + line for line in lines) + pad[:-2] + "}"
+    if isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
+        return "[" + ",".join(pad + _pretty(one, indent + 2) for one in value) + pad[:-2] + "]"
+    return json.dumps(value, allow_nan=False)
 
 
 def _is_whole(data: dict[str, Any]) -> bool:
@@ -99,160 +163,443 @@ def _is_whole(data: dict[str, Any]) -> bool:
     def by_layer(values: Any, kind: type) -> bool:
         return isinstance(values, list) and len(values) == layers and all(isinstance(value, kind) for value in values)
 
-    per_input, heads, averaged, born = (data[name] for name in ("per_input", "heads", "averaged", "provenance"))
-    parts = (per_input, heads, averaged, born)
+    def lists(part: dict[str, Any], names: Sequence[str]) -> bool:
+        return all(by_layer(part.get(name), list) for name in names)
+
+    names = ("per_input", "heads", "averaged", "depth", "provenance")
+    per_input, heads, averaged, depth, born = parts = [data[name] for name in names]
     if not all(isinstance(part, dict) for part in parts):
         return False
     named = [born.get("model"), born.get("inputs")]
     if not all(isinstance(part, dict) and isinstance(part.get("name"), str) for part in named):
         return False
-    counts = [data["n"], data["near_ties"], per_input.get("content"), per_input.get("all"), *heads.values()]
+    counts = [data["n"], data["near_ties"]]
+    for kind in ("content", "all"):
+        counts += [per_input.get(kind), per_input.get(f"{kind}_near_ties")]
+        if not lists(per_input, (f"{kind}_failing", f"{kind}_failing_gaps")):
+            return False
+    if heads:
+        counts += [heads.get("content"), heads.get("tested"), heads.get("near_ties")]
+        if not lists(heads, ("failing",)):
+            return False
+    summaries = [per_input.get(f"{kind}_{what}") for kind in ("content", "all") for what in ("kappa", "margin")]
+    summaries += [depth.get(what) for what in ("bound", "product", "truth")] if depth else []
+    quantiles = [values.get(q) for values in summaries if isinstance(values, dict) for q in QUANTILES]
+    whole = "left_out" in averaged or (
+        all(by_layer(averaged.get(kind), bool) for kind in ("content", "all"))
+        and lists(averaged, ("scored", "scores", "carriers"))
+    )
     return (
-        all(by_layer(count, int) for count in counts)
+        whole
+        and all(by_layer(count, int) for count in counts)
         and min(data["n"]) > 0
-        and set(heads) in (set(), {"content", "tested"})
-        and by_layer(averaged.get("content"), bool)
+        and len(quantiles) == len(summaries) * len(QUANTILES)
+        and all(by_layer(values, float) for values in quantiles)
     )
 
 
-def _values(reports: list[EqualityReport], what: str) -> Tensor:
-    """One field of a layer's reports, end to end, in the order of the inputs."""
-    return torch.cat([getattr(report, what).flatten() for report in reports]).cpu()
+# Making one ---------------------------------------------------------------------------------------------------------
 
 
-def _held(layers: list[list[EqualityReport]]) -> list[int]:
-    return [int(_values(reports, "holds").sum()) for reports in layers]
+@dataclass(frozen=True)
+class Job:
+    """Everything that decides the numbers of a run. It can be sent to another process."""
+
+    model: nn.Module
+    inputs: Inputs
+    content: Content
+    device: str
+    about: dict[str, Any]
+    """The sections ``model``, ``inputs``, ``settings`` and ``versions`` of the provenance. Equal ones, equal runs."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the inputs make."""
+        return -(-len(self.inputs) // self.about["settings"]["block_size"])
+
+    def span(self, block: int) -> tuple[int, int]:
+        """The first input of a block, and the one after its last."""
+        size = self.about["settings"]["block_size"]
+        return block * size, min((block + 1) * size, len(self.inputs))
+
+    def measure(self, block: int, progress: Callable[[int], None] | None = None) -> Tallies:
+        """Measure one block, in batches from its start: the same whatever was measured before, and where.
+
+        :param progress: called as ``progress(inputs)`` after every batch.
+        """
+        settings = self.about["settings"]
+        first, last = self.span(block)
+
+        def batches() -> Iterator[tuple[ModelInputs, Sequence[tuple[str, ...]]]]:
+            for start in range(first, last, settings["batch_size"]):
+                stop = min(start + settings["batch_size"], last)
+                batch = _to(self.inputs.batch(start, stop), self.device)
+                yield batch, self._roles(batch, stop - start)
+                if progress is not None:
+                    progress(stop - start)
+
+        clock = time.monotonic()
+        with _measuring, _full_precision():
+            model = self.model.to(self.device)
+            found = tally_block(model, batches(), first, heads=settings["heads"], depth=settings["depth"])
+        origin = json.dumps(provenance.origin(self.device), sort_keys=True)
+        return replace(found, seconds=time.monotonic() - clock, origins=frozenset([origin]))
+
+    def _roles(self, batch: ModelInputs, n: int) -> Sequence[tuple[str, ...]]:
+        """The role of every position of the `n` inputs of a batch."""
+        if self.content is None:
+            return token_roles(self.model, batch)
+        mask = self.content(batch) if callable(self.content) else self.content.expand(n, -1)
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2 or len(mask) != n:
+            given = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise MeasurementError(f"content gave {given}; return a bool tensor of shape ({n}, N) for {n} inputs")
+        real = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        real = real.bool() if isinstance(real, Tensor) and real.shape == mask.shape else torch.ones_like(mask)
+        return [
+            tuple((CONTENT if one else SPECIAL) if keep else PADDING for one, keep in zip(row, kept, strict=True))
+            for row, kept in zip(mask.tolist(), real.tolist(), strict=True)
+        ]
 
 
-def _summary(kind: str, layers: list[list[EqualityReport]]) -> dict[str, Any]:
-    """What is kept, beside the count, of the per-input reports on content or on all tokens."""
-
-    def quantiles(what: str) -> dict[str, list[float]]:
-        values = [_values(reports, what) for reports in layers]
-        return {name: [float(layer.quantile(q)) for layer in values] for name, q in QUANTILES.items()}
-
-    gaps = [_values(reports, "relative_gap")[~_values(reports, "holds")].sort().values.tolist() for reports in layers]
-    return {
-        kind: _held(layers),
-        f"{kind}_kappa": quantiles("kappa"),
-        f"{kind}_margin": quantiles("margin"),
-        f"{kind}_failing_gaps": gaps,
-    }
+_measuring = threading.RLock()  # one block at a time in a process: precision and the model's device belong to all
 
 
-def measure(
-    model: str | torch.nn.Module,
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Products of float32 matrices in float32: no TF32 on a GPU, where cuDNN has it on, and no bfloat16 on a CPU."""
+    backends = torch.backends
+    places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision
+
+
+def _to(batch: ModelInputs, device: str) -> ModelInputs:
+    if isinstance(batch, Mapping):
+        return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    return batch.to(device) if isinstance(batch, Tensor) else tuple(_to(part, device) for part in batch)
+
+
+def prepare(
+    model: str | nn.Module,
     inputs: Inputs,
     *,
+    content: Content = None,
     heads: bool = True,
+    depth: bool = True,
     batch_size: int = 16,
+    block_size: int = 32,
     device: str = "cpu",
     revision: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Measurement:
-    """How often the equality condition (book: thm-equality) holds in a model's attention, as in the paper's Table 1.
+    load_on: str | None = None,
+) -> Job:
+    """Load the model and fix all that decides the numbers. Parameters and errors as for :func:`measure`.
 
-    :param model: a name of :data:`dobnb.models.MODELS`, or a loaded transformers vision model in eval mode, float32.
-    :param inputs: see :mod:`dobnb.inputs`; all of one size.
-    :param heads: measure every head too.
-    :param batch_size: inputs a forward pass; it changes no verdict but near-ties.
-    :param device: a torch device; a named model is loaded there, a loaded one is moved there and stays.
-    :param revision: of a named hub model's weights.
-    :param progress: called as ``progress(done, n)`` after every batch.
-    :raises MeasurementError: no inputs, or a batch size below 1.
-    :raises ModelError: a name that is not known, or weights that cannot be had.
-    :raises CaptureError: the model's attention cannot be streamed.
-    :raises MatrixError: the model's attention is not row-stochastic.
+    :param load_on: device that the model waits on, where that is not `device`: the machine that prepares need not have
+        the one that measures.
     """
+    if not hasattr(inputs, "batch") or not hasattr(inputs, "__len__"):
+        raise MeasurementError(
+            f"inputs is {'None' if inputs is None else f'a {type(inputs).__name__}'}; pass what dobnb.inputs makes, "
+            "such as read_inputs(...), or from_tensors(data, name) for tensors of your own"
+        )
     if len(inputs) == 0:
         raise MeasurementError("there are no inputs; pass at least one")
     if batch_size < 1:
         raise MeasurementError(f"batch_size is {batch_size}; it must be at least 1")
-    started, clock = provenance.now(), time.monotonic()
+    if block_size < 1:
+        raise MeasurementError(f"block_size is {block_size}; it must be at least 1")
+    if batch_size > block_size:
+        raise MeasurementError(
+            f"batch_size is {batch_size}, but batches are cut out of blocks of {block_size} inputs; "
+            "pass a smaller batch_size or a larger block_size"
+        )
+    if len(inputs) > MOST_INPUTS or len(inputs) > MOST_BLOCKS * block_size:
+        most = min(MOST_INPUTS, MOST_BLOCKS * block_size)
+        raise MeasurementError(
+            f"{len(inputs)} inputs in blocks of {block_size} are more than the {most} that add without rounding; "
+            "pass a larger block_size or fewer inputs"
+        )
     if isinstance(model, str):
-        module = load_model(model, device=device, revision=revision)
-        about = {"name": model, "title": MODELS[model].title} | weights_identity(model, module)
+        module = models.load_model(model, device=load_on or device, revision=revision)
+        name = models.record_name(model)
+        title = models.MODELS[model].title if model in models.MODELS else name
+        named = {"name": name, "title": title} | models.weights_identity(model, module)
     else:
-        module = model.to(device)
-        about = {"name": type(model).__name__, "title": type(model).__name__}
+        module = model
+        named = {"name": type(model).__name__, "title": type(model).__name__, "sha256": _state_digest(module)}
+    if isinstance(content, Tensor) and (content.dtype != torch.bool or content.ndim != 1):
+        given = f"{content.dtype} of shape {tuple(content.shape)}"
+        raise MeasurementError(f"content is {given}; pass a bool mask of shape (N,), or a function of the batch")
+    left_out = [list(one) for one in getattr(inputs, "left_out", ())]
+    dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+    about = {
+        "model": named,
+        "inputs": {"name": inputs.name, "digest": inputs.digest, "n": len(inputs),
+                   "left_out": {"count": len(left_out), "files": left_out}},
+        "settings": {
+            "alpha": 0.5,
+            "content": _content_name(content),
+            "heads": heads,
+            "depth": depth,
+            "batch_size": batch_size,
+            "block_size": block_size,
+            "device": device,
+            "dtype": str(dtype).removeprefix("torch."),
+        },
+        "versions": provenance.versions(),
+    }  # fmt: skip
+    return Job(module, inputs, content, device, about)
 
-    roles = image_token_roles(module.config, inputs.size)
-    content = content_mask(roles).to(device)
-    layers, tokens = int(module.config.num_hidden_layers), len(roles)
-    on_content: list[list[EqualityReport]] = [[] for _ in range(layers)]
-    on_all: list[list[EqualityReport]] = [[] for _ in range(layers)]
-    on_heads: list[list[EqualityReport]] = [[] for _ in range(layers)]
-    totals = torch.zeros(layers, tokens, tokens, dtype=torch.float64, device=device)
 
-    def sink(layer: int, weights: Tensor) -> None:
-        # Heads are summed in float64, on the CPU without a float64 copy of every head.
-        on_cpu = weights.device.type == "cpu"
-        averaged = torch.from_numpy(mean_of_heads(weights.contiguous().numpy())) if on_cpu else weights.double().mean(1)
-        for matrix in averaged:  # one by one, in order: the sum does not depend on the batch size
-            totals[layer] += matrix
-        on_all[layer].append(check_equality(averaged))
-        on_content[layer].append(check_equality(averaged, tokens=content))
-        if heads:
-            for one in [weights] if on_cpu else weights:  # an input at a time keeps memory small
-                on_heads[layer].append(check_equality(one, tokens=content))
+def _state_digest(module: nn.Module) -> str:
+    """sha256 of a module's weights and buffers, by name, type, shape and value."""
+    total = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        if isinstance(value, Tensor):
+            total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
 
-    for start in range(0, len(inputs), batch_size):
-        stop = min(start + batch_size, len(inputs))
-        batch = {name: value.to(device) for name, value in inputs.batch(start, stop).items()}
-        stream_attention(module, batch, sink)
-        if progress is not None:
-            progress(stop, len(inputs))
 
-    whole = totals / len(inputs)
-    subchain = restrict(whole, content)
-    whole_report, subchain_report = check_equality(whole), check_equality(subchain)
-    near_ties = []
-    for layer in range(layers):
-        margins = [_values(reports[layer], "margin") for reports in (on_content, on_all, on_heads) if reports[layer]]
-        margins += [whole_report.margin[layer : layer + 1].cpu(), subchain_report.margin[layer : layer + 1].cpu()]
-        near_ties.append(int((torch.cat(margins) < NEAR_TIE).sum()))
-    about |= {
+def _content_name(content: Content) -> str:
+    """What a record says of how content tokens are told."""
+    if content is None:
+        return "by role"
+    if isinstance(content, Tensor):
+        return f"mask {provenance.digest(content.cpu().numpy().tobytes())[:16]}"
+    return f"function {getattr(content, '__qualname__', type(content).__name__)}"
+
+
+def shard_blocks(blocks: int, shard: tuple[int, int]) -> range:
+    """The blocks of part k of m, every m-th of them.
+
+    :param shard: (k, m), k from 1 to m.
+    :raises MeasurementError: k is not in 1 ... m, or the part has no block.
+
+    >>> list(shard_blocks(5, (1, 2)))
+    [0, 2, 4]
+    """
+    k, m = shard
+    if not 1 <= k <= m:
+        raise MeasurementError(f"shard {k}/{m} does not exist; pass k/m with k from 1 to m")
+    if k > blocks:
+        raise MeasurementError(f"shard {k}/{m} is empty: there are {blocks} blocks of inputs; use at most {blocks}")
+    return range(k - 1, blocks, m)
+
+
+def measure(
+    model: str | nn.Module,
+    inputs: Inputs,
+    *,
+    content: Content = None,
+    heads: bool = True,
+    depth: bool = True,
+    batch_size: int = 16,
+    block_size: int = 32,
+    shard: tuple[int, int] = (1, 1),
+    device: str = "cpu",
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """How often the equality condition (book: thm-equality) holds in a model's attention, as in the paper's Table 1.
+
+    :param model: a name, see :func:`dobnb.models.load_model`; or a module that :func:`dobnb.capture.stream_attention`
+        takes, which is moved to `device` and stays there.
+    :param inputs: see :mod:`dobnb.inputs`.
+    :param content: which tokens are content, where :func:`dobnb.tokens.token_roles` cannot tell or shall not: a bool
+        mask, shape (N,), or a function of a batch of B inputs that returns one of shape (B, N).
+    :param heads: measure every head too.
+    :param depth: measure the bounds on each input's rollout too, a float64 product of matrices a layer.
+    :param batch_size: inputs a forward pass; it changes no verdict but near-ties.
+    :param block_size: inputs a block; the inputs are measured and summed block by block.
+    :param shard: (k, m): part k of m of the blocks alone. The parts' measurements add up to the whole.
+    :param device: a torch device.
+    :param revision: of a named hub model's weights.
+    :param progress: called as ``progress(done, n)`` after every batch, n the inputs of this part.
+    :raises MeasurementError: no inputs, or an argument out of range.
+    :raises ModelError: a name that is not known, or weights that cannot be had.
+    :raises CaptureError: the model's attention cannot be streamed.
+    :raises TokenError: roles that cannot be told; pass `content`.
+    :raises MatrixError: the model's attention is not row-stochastic, or an input has fewer than two content tokens.
+    """
+    started = provenance.now()
+    job = prepare(
+        model, inputs, content=content, heads=heads, depth=depth, batch_size=batch_size, block_size=block_size,
+        device=device, revision=revision,
+    )  # fmt: skip
+    numbers = shard_blocks(job.blocks, shard)
+    counted = counter(job, numbers, progress)
+    found = job.measure(numbers[0], counted)
+    for number in numbers[1:]:
+        found += job.measure(number, counted)
+    return measurement_of(job.about, found, started)
+
+
+def counter(
+    job: Job, numbers: Sequence[int], progress: Progress | None, done: int = 0
+) -> Callable[[int], None] | None:
+    """What :meth:`Job.measure` calls with the inputs of a batch, so that `progress` hears of all of `numbers`."""
+    if progress is None:
+        return None
+    n = sum(last - first for first, last in map(job.span, numbers))
+
+    def count(inputs: int) -> None:
+        nonlocal done
+        done += inputs
+        progress(done, n)
+
+    return count
+
+
+# The numbers --------------------------------------------------------------------------------------------------------
+
+
+def about_of(born: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a provenance, the sections that two parts of one run share."""
+    about = {name: born[name] for name in _ABOUT}
+    return about | {"model": {name: value for name, value in born["model"].items() if name not in _SIZES}}
+
+
+_SIZES = ("layers", "heads", "tokens", "content_tokens")
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Where two such sections differ, in words; empty if nowhere."""
+    found = []
+    for section in _ABOUT:
+        a, b = ours.get(section, {}), theirs.get(section, {})
+        for name in sorted({*a, *b}):
+            if a.get(name) != b.get(name):
+                found.append(f"{section}.{name} is {a.get(name)!r} here and {b.get(name)!r} there")
+    return "; ".join(found)
+
+
+def measurement_of(about: Mapping[str, Any], found: Tallies, started: str) -> Measurement:
+    """The numbers of a run, out of its tallies."""
+    layers, n = found.layers, len(found.inputs)
+    origins = [json.loads(one) for one in sorted(found.origins)]
+    commits = sorted({one.pop("commit") or "" for one in origins} - {""})
+    of = found.by_input
+    heads: dict[str, list] = {}
+    per_head = of["heads_holds"].shape[2] if "heads_holds" in of else None
+    if per_head is not None:
+        flat = {name: of[name].transpose(1, 0, 2).reshape(layers, -1) for name in ("heads_holds", "heads_near")}
+        numbers = (found.inputs[:, None] * per_head + np.arange(per_head)).ravel()
+        heads = {
+            "content": flat["heads_holds"].sum(1).tolist(),
+            "tested": [n * per_head] * layers,
+            "near_ties": flat["heads_near"].sum(1).tolist(),
+            "failing": [numbers[~holds].tolist() for holds in flat["heads_holds"]],
+        }
+    averaged, averaged_ties = _averaged(found)
+    per_input = _per_input(found, "content") | _per_input(found, "all")
+    parts = [per_input["content_near_ties"], per_input["all_near_ties"], averaged_ties]
+    parts += [heads["near_ties"]] if heads else []
+    depth = {}
+    if "depth_truth" in of:
+        depth = {name: _quantiles(of[f"depth_{name}"]) for name in ("bound", "product", "truth")}
+    sizes = {
         "layers": layers,
-        "heads": int(module.config.num_attention_heads),
-        "tokens": tokens,
-        "content_tokens": int(content.sum()),
+        **({} if per_head is None else {"heads": per_head}),
+        "tokens": _size(of["tokens"]),
+        "content_tokens": _size(of["content_tokens"]),
     }
     return Measurement(
         provenance={
-            "model": about,
-            "inputs": {"name": inputs.name, "digest": inputs.digest, "n": len(inputs)},
-            "settings": {
-                "alpha": 0.5,
-                "batch_size": batch_size,
-                "device": device,
-                "dtype": str(module.dtype).removeprefix("torch."),
-                "threads": torch.get_num_threads(),
-            },
-            "versions": provenance.versions(),
-            "machine": provenance.machine(),
-            "commit": provenance.git_commit(Path(__file__).parent),
+            **about,
+            "model": about["model"] | sizes,
+            "machines": origins,
+            "commit": ", ".join(commits) or None,
             "started": started,
-            "seconds": round(time.monotonic() - clock, 1),
+            "seconds": round(found.seconds, 1),
         },
         layers=layers,
-        n=[len(inputs)] * layers,
-        per_input=_summary("content", on_content) | _summary("all", on_all),
-        heads={"content": _held(on_heads), "tested": [len(_values(r, "holds")) for r in on_heads]} if heads else {},
-        averaged={
-            "content": subchain_report.holds.tolist(),
-            "all": whole_report.holds.tolist(),
-            "kappa": subchain_report.kappa.tolist(),
-            "doeblin": doeblin_bound(subchain).tolist(),
-            "margin": subchain_report.margin.tolist(),
-        },
-        near_ties=near_ties,
+        n=[n] * layers,
+        per_input=per_input,
+        heads=heads,
+        averaged=averaged,
+        depth=depth,
+        near_ties=np.sum(parts, 0).tolist(),
+        tallies=found,
     )
+
+
+def _size(values: np.ndarray) -> int | list[int]:
+    """The number of tokens of every input; the least and the largest where inputs differ."""
+    least, most = int(values.min()), int(values.max())
+    return least if least == most else [least, most]
+
+
+def _quantiles(values: np.ndarray) -> dict[str, list[float]]:
+    """Quantiles over inputs of values of shape (n, L)."""
+    return {name: np.quantile(values, q, axis=0).tolist() for name, q in QUANTILES.items()}
+
+
+def _per_input(found: Tallies, kind: str) -> dict[str, Any]:
+    """What is kept of the per-input reports on content or on all tokens."""
+    holds, kappa, margin, gap = (found.by_input[f"{kind}_{what}"] for what in ("holds", "kappa", "margin", "gap"))
+    return {
+        kind: holds.sum(0).tolist(),
+        f"{kind}_kappa": _quantiles(kappa),
+        f"{kind}_margin": _quantiles(margin),
+        f"{kind}_near_ties": (margin < NEAR_TIE).sum(0).tolist(),
+        f"{kind}_failing": [found.inputs[~column].tolist() for column in holds.T],
+        f"{kind}_failing_gaps": [of[~column].tolist() for column, of in zip(holds.T, gap.T, strict=True)],
+    }
+
+
+def _averaged(found: Tallies) -> tuple[dict[str, Any], list[int]]:
+    """What is found of the averaged matrices, and how many of each layer's two verdicts are near ties."""
+    matrices = found.averaged()
+    if matrices is None or found.roles is None:
+        least, most = int(found.by_input["tokens"].min()), int(found.by_input["tokens"].max())
+        what = f"have {least} to {most} tokens" if least < most else "differ in which tokens are special"
+        return {"left_out": f"inputs {what}; an average needs the same tokens in all of them"}, [0] * found.layers
+    A = torch.from_numpy(matrices)
+    content = torch.tensor([role == CONTENT for role in found.roles])
+    subchain = restrict(A, content)
+    on_content, on_all = check_equality(subchain), check_equality(A)
+    scores = leave_one_out(A)
+    # Both members of a single maximising pair score, often the same: all of the highest score carry the layer.
+    top = (scores >= scores.amax(-1, keepdim=True) - ATTAINS) & (scores > 0)
+    values = {
+        "content": on_content.holds,
+        "all": on_all.holds,
+        "kappa": on_content.kappa,
+        "doeblin": doeblin_bound(subchain),
+        "margin": on_content.margin,
+        "all_kappa": on_all.kappa,
+        "all_doeblin": doeblin_bound(A),
+        "all_margin": on_all.margin,
+    }
+    near = (on_content.margin < NEAR_TIE).int() + (on_all.margin < NEAR_TIE).int()
+    return {name: value.tolist() for name, value in values.items()} | {
+        "scored": [row.nonzero().flatten().tolist() for row in scores],
+        "scores": [row[row > 0].tolist() for row in scores],
+        "carriers": [row.nonzero().flatten().tolist() for row in top],
+        "roles": list(found.roles),
+    }, near.tolist()
+
+
+# Tables -------------------------------------------------------------------------------------------------------------
 
 
 def percent(held: int, tested: int) -> str:
     """A share as the paper prints it: one decimal, two where one would round a failure away."""
     share = 100 * held / tested
     return f"{share:.2f}%" if held < tested and round(share, 1) == 100 else f"{share:.1f}%"
+
+
+def _named(found: Measurement) -> dict[str, Any]:
+    """The first columns of a row of a table."""
+    born = found.provenance
+    return {"system": born["model"]["name"], "inputs": born["inputs"]["name"], "n": found.n[0]}
 
 
 def table(measurements: Sequence[Measurement]) -> pd.DataFrame:
@@ -264,16 +611,36 @@ def table(measurements: Sequence[Measurement]) -> pd.DataFrame:
     for found in measurements:
         pairs, heads = sum(found.n), found.heads
         held = sum(found.per_input["content"])
+        exact = found.averaged.get("content")
         rows.append({
-            "system": found.provenance["model"]["name"],
-            "inputs": found.provenance["inputs"]["name"],
-            "n": found.n[0],
+            **_named(found),
             "per input, content": f"{held}/{pairs} ({percent(held, pairs)})",
             "per input, all tokens": percent(sum(found.per_input["all"]), pairs),
             "heads, content": percent(sum(heads["content"]), sum(heads["tested"])) if heads else "not measured",
-            "averaged, exact layers": f"{sum(found.averaged['content'])}/{found.layers}",
+            "averaged, exact layers": f"{sum(exact)}/{found.layers}" if exact else "no average",
         })
     return pd.DataFrame(rows).set_index(["system", "inputs"])
+
+
+def failures(measurements: Sequence[Measurement]) -> pd.DataFrame:
+    """The paper's Table 4 for our measurements: how many inputs fail, by layer, one row a system, printable text."""
+    rows = []
+    for found in measurements:
+        row = _named(found)
+        for column, kind in (("content", "content"), ("all tokens", "all")):
+            counts = zip(found.per_input[kind], found.n, strict=True)
+            row[column] = failing_layers({layer: n - held for layer, (held, n) in enumerate(counts, 1)})
+        rows.append(row)
+    return pd.DataFrame(rows).set_index(["system", "inputs"])
+
+
+def failing_layers(failing: Mapping[int, int]) -> str:
+    """Failing inputs by layer as the paper's Table 4 has them.
+
+    >>> failing_layers({1: 7, 2: 0, 12: 512})
+    'layer 1: 7; layer 12: 512'
+    """
+    return "; ".join(f"layer {layer}: {count}" for layer, count in failing.items() if count) or "none"
 
 
 def by_layer(found: Measurement) -> pd.DataFrame:
@@ -286,10 +653,42 @@ def by_layer(found: Measurement) -> pd.DataFrame:
     if found.heads:
         counts = zip(found.heads["content"], found.heads["tested"], strict=True)
         columns["heads"] = [f"{held}/{tested}" for held, tested in counts]
+    if "content" in found.averaged:
+        columns["averaged"] = ["exact" if verdict else "fails" for verdict in found.averaged["content"]]
     columns |= {
-        "averaged": ["exact" if verdict else "fails" for verdict in found.averaged["content"]],
         "median kappa": [f"{value:.3f}" for value in found.per_input["content_kappa"]["median"]],
         "median margin": [f"{value:.0e}" for value in found.per_input["content_margin"]["median"]],
         "near ties": found.near_ties,
     }
     return pd.DataFrame(columns, index=pd.RangeIndex(1, found.layers + 1, name="layer"))
+
+
+def flips(a: Measurement, b: Measurement) -> pd.DataFrame:
+    """Verdicts that differ between two measurements of the same inputs, on a GPU and a CPU for instance, by layer.
+
+    :return: counts: ``content`` and ``all tokens`` of inputs, ``heads`` of heads times inputs where both have them,
+        ``averaged`` of the averaged matrix's two verdicts, and the ``near ties`` of either.
+    :raises MeasurementError: they are not of the same inputs, or not of as many layers.
+    """
+    for what in ("digest", "n"):
+        ours, theirs = (one.provenance["inputs"].get(what) for one in (a, b))
+        if ours != theirs:
+            raise MeasurementError(f"the inputs' {what} is {ours} and {theirs}; compare runs on the same inputs")
+    if (a.n, a.layers) != (b.n, b.layers):
+        raise MeasurementError(f"one has {a.n[0]} inputs and {a.layers} layers, the other {b.n[0]} and {b.layers}")
+
+    def differ(ours: list[list[int]], theirs: list[list[int]]) -> list[int]:
+        return [len(set(x) ^ set(y)) for x, y in zip(ours, theirs, strict=True)]
+
+    columns = {
+        name: differ(a.per_input[f"{kind}_failing"], b.per_input[f"{kind}_failing"])
+        for name, kind in (("content", "content"), ("all tokens", "all"))
+    }
+    if a.heads and b.heads and a.heads["tested"] == b.heads["tested"]:
+        columns["heads"] = differ(a.heads["failing"], b.heads["failing"])
+    if "content" in a.averaged and "content" in b.averaged:
+        pairs = [zip(a.averaged[kind], b.averaged[kind], strict=True) for kind in ("content", "all")]
+        columns["averaged"] = [sum(x != y for x, y in layer) for layer in zip(*pairs, strict=True)]
+    ties = zip(a.near_ties, b.near_ties, strict=True)
+    columns["near ties"] = [f"{x}, {y}" for x, y in ties]
+    return pd.DataFrame(columns, index=pd.RangeIndex(1, a.layers + 1, name="layer"))

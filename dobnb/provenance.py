@@ -8,10 +8,11 @@ import platform
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("dobnb", "numpy", "pillow", "torch", "transformers")
+PACKAGES = ("dobnb", "numpy", "pillow", "timm", "torch", "transformers")
 """The packages whose version can change a measured number."""
 
 
@@ -37,6 +38,22 @@ def machine() -> dict[str, str | int]:
                 break
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"system": platform.system(), "architecture": platform.machine(), "processor": processor, "cores": cores}
+
+
+def origin(device: str = "cpu") -> dict[str, str | int | None]:
+    """Where this process computes: :func:`machine`, torch's threads, the accelerator if there is one, the commit."""
+    import torch  # the book is rendered without it
+
+    found: dict[str, str | int | None] = {**machine(), "threads": torch.get_num_threads()}
+    if torch.device(device).type == "cuda":
+        found["accelerator"] = torch.cuda.get_device_name(device)
+    return found | {"commit": _own_commit()}
+
+
+@cache
+def _own_commit() -> str | None:
+    """The commit of this package, asked once a process: the code that was imported is the code that runs."""
+    return git_commit(Path(__file__).parent)
 
 
 def now() -> str:

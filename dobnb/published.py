@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from dobnb.measurement import Measurement, percent, table
+from dobnb.measurement import Measurement, failing_layers, failures, percent, table
 
 
 class Table1Row(NamedTuple):
@@ -165,3 +165,20 @@ def _row_3(record: Mapping[str, Any]) -> dict[str, str]:
 def _between(values: tuple[float, float]) -> str:
     low, high = (f"{value:.3f}" for value in values)
     return low if low == high else f"{low}-{high}"
+
+
+def compare_table_4(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.DataFrame:
+    """The paper's rows of Table 4 above the same of our measurements, as printable text; all tokens are not at hand.
+
+    :param ours: measurements of this book.
+    :param theirs: names of :data:`TABLE_4`.
+    :return: failing inputs by layer, one row a system, indexed by system and inputs.
+    :raises KeyError: a name that Table 4 does not have.
+    """
+    rows = [
+        {"system": f"{name} (paper)", "inputs": "the paper's", "n": 512, "content": failing_layers(TABLE_4[name]),
+         "all tokens": "not at hand"}
+        for name in theirs
+    ]  # fmt: skip
+    paper = pd.DataFrame(rows).set_index(["system", "inputs"])
+    return pd.concat([paper, failures(ours)]) if ours else paper

@@ -6,28 +6,15 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny import noise, tiny, tiny_bert, without_time
 from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
-from dobnb import Measurement, measure
-from dobnb.inputs import Inputs
-from dobnb.measurement import MeasurementError, by_layer, percent, table
-from dobnb.published import TABLE_1, TABLE_4, compare_table_1
-
-SMALL = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 56, "patch_size": 14}
-
-
-def tiny(kind=Dinov2Model, config=Dinov2Config, **more):
-    torch.manual_seed(0)
-    model = kind(config(**SMALL, **more)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # larger than the initialisation, so that attention is far from uniform
-            parameter.normal_(0, 0.4)
-    return model
-
-
-def noise(n, size=56):
-    pixels = torch.from_numpy(np.random.default_rng(1).normal(size=(n, 3, size, size))).float()
-    return Inputs("noise", "0" * 64, n, lambda start, stop: {"pixel_values": pixels[start:stop]}, size)
+from dobnb import Measurement, depth_bounds, measure
+from dobnb.inputs import Inputs, from_tensors
+from dobnb.measurement import MeasurementError, by_layer, failures, flips, measurement_of, percent, table
+from dobnb.published import TABLE_1, TABLE_4, compare_table_1, compare_table_4
+from dobnb.stochastic import MatrixError
+from dobnb.tallies import Tallies, TallyError, on_grids
 
 
 def brute_force(model, images, prefix):
@@ -43,12 +30,31 @@ def brute_force(model, images, prefix):
         A = A[prefix:, prefix:]
         return A / A.sum(1, keepdims=True)
 
+    def one_out(A):
+        pairs = {(i, j): 0.5 * np.abs(A[i] - A[j]).sum() for i in range(len(A)) for j in range(i)}
+        return [max(pairs.values()) - max(tv for pair, tv in pairs.items() if x not in pair) for x in range(len(A))]
+
     model.set_attn_implementation("eager")
     pixels = images.batch(0, len(images))["pixel_values"]
     attentions = [layer.detach().double().numpy() for layer in model(pixels, output_attentions=True).attentions]
     mean = [layer.mean(1) for layer in attentions]
     averaged = [content(layer.mean(0)) for layer in mean]
+
+    def relative_gap(A):
+        return ((1 + kappa(A)) / 2 - kappa((np.eye(len(A)) + A) / 2)) / (kappa(A) / 2)
+
+    gap = [[relative_gap(content(A)) for A in layer] for layer in mean]
     return {
+        "failing": [[i for i, A in enumerate(layer) if not tight(content(A))] for layer in mean],
+        "gaps": gap,
+        "heads failing": [
+            [3 * i + h for i, heads in enumerate(layer) for h, A in enumerate(heads) if not tight(content(A))]
+            for layer in attentions
+        ],
+        "averaged all": [bool(tight(layer.mean(0))) for layer in mean],
+        "all kappa": [kappa(layer.mean(0)) for layer in mean],
+        "scores": [one_out(layer.mean(0)) for layer in mean],
+        "depth": depth_bounds(torch.tensor(np.stack(mean))),
         "content": [sum(tight(content(A)) for A in layer) for layer in mean],
         "all": [sum(tight(A / A.sum(1, keepdims=True)) for A in layer) for layer in mean],
         "heads": [sum(tight(content(A)) for heads in layer for A in heads) for layer in attentions],
@@ -73,12 +79,27 @@ def test_a_measurement_is_what_plain_loops_count(kind, config, more, prefix):
     assert 0 < sum(expected["content"]) < 18 and 0 < sum(expected["heads"]) < 54, "the example must not be trivial"
     assert found.per_input["content"] == expected["content"]
     assert found.per_input["all"] == expected["all"]
-    assert found.heads == {"content": expected["heads"], "tested": [18, 18, 18]}
+    assert found.heads["content"] == expected["heads"] and found.heads["tested"] == [18, 18, 18]
+    assert found.heads["failing"] == expected["heads failing"] and found.heads["near_ties"] == [0, 0, 0]
     assert found.averaged["content"] == expected["averaged"]
     assert found.averaged["kappa"] == pytest.approx(expected["kappa"], abs=1e-6)
     assert found.averaged["doeblin"] == pytest.approx(expected["doeblin"], abs=1e-6)
     assert found.per_input["content_kappa"]["median"] == pytest.approx(expected["median"], abs=1e-6)
-    assert [len(gaps) for gaps in found.per_input["content_failing_gaps"]] == [6 - c for c in expected["content"]]
+    assert found.per_input["content_failing"] == expected["failing"]
+    gaps = [[row[i] for i in failing] for row, failing in zip(expected["gaps"], expected["failing"], strict=True)]
+    assert [pytest.approx(row, abs=1e-6) for row in gaps] == found.per_input["content_failing_gaps"]
+    assert found.averaged["all"] == expected["averaged all"]
+    assert found.averaged["all_kappa"] == pytest.approx(expected["all kappa"], abs=1e-6)
+    for layer, scores in enumerate(expected["scores"]):
+        some = {token: score for token, score in enumerate(scores) if score > 1e-9}
+        ours = zip(found.averaged["scored"][layer], found.averaged["scores"][layer], strict=True)
+        assert dict(ours) == pytest.approx(some, abs=1e-6)
+        top = max(scores)
+        assert found.averaged["carriers"][layer] == [k for k, score in some.items() if score > top - 1e-9]
+    for what in ("bound", "product", "truth"):
+        values = getattr(expected["depth"], what).quantile(0.5, dim=1).tolist()
+        assert found.depth[what]["median"] == pytest.approx(values, abs=1e-6)
+    assert found.averaged["roles"][:prefix].count("content") == 0 and len(found.averaged["roles"]) == prefix + 16
     assert found.n == [6, 6, 6] and found.provenance["model"]["content_tokens"] == 16
 
 
@@ -110,9 +131,214 @@ def test_uniform_attention_is_counted_as_near_ties():
 
 def test_nothing_to_measure_is_refused():
     with pytest.raises(MeasurementError, match="no inputs"):
-        measure(tiny(), noise(0))
+        measure(tiny(), Inputs("nothing", "", 0, lambda start, stop: {}))
+    with pytest.raises(MeasurementError, match="inputs is None; pass what"):
+        measure("dinov2-small", None)
+    with pytest.raises(MeasurementError, match="inputs is a Tensor; pass what"):
+        measure(tiny(), torch.ones(2, 3, 56, 56))
     with pytest.raises(MeasurementError, match="batch_size is 0"):
         measure(tiny(), noise(1), batch_size=0)
+    with pytest.raises(MeasurementError, match="block_size is 0"):
+        measure(tiny(), noise(1), block_size=0)
+    with pytest.raises(MeasurementError, match="batch_size is 16, but batches are cut out of blocks of 4"):
+        measure(tiny(), noise(1), block_size=4)
+    with pytest.raises(MeasurementError, match="more than the 16384 that add without rounding"):
+        measure(tiny(), Inputs("many", "", 16385, lambda start, stop: {}), batch_size=1, block_size=1)
+    for shard in ((0, 2), (3, 2)):
+        with pytest.raises(MeasurementError, match="does not exist"):
+            measure(tiny(), noise(2), shard=shard)
+    with pytest.raises(MeasurementError, match="shard 2/2 is empty: there are 1 blocks"):
+        measure(tiny(), noise(2), shard=(2, 2))
+
+
+# Parts ------------------------------------------------------------------------------------------------------------
+
+
+def bits(found):
+    """All that a measurement holds, so that equal means equal to the last bit."""
+    arrays = found.tallies.by_input | {"inputs": found.tallies.inputs, "sums": found.tallies.sums}
+    return without_time(found), {name: values.tobytes() for name, values in arrays.items()}
+
+
+@pytest.mark.parametrize("m", [2, 3, 4])
+def test_shards_add_up_to_the_whole_to_the_last_bit(m):
+    model, images = tiny(), noise(14)
+    whole = measure(model, images, batch_size=2, block_size=4)
+    parts = [measure(model, images, batch_size=2, block_size=4, shard=(k, m)) for k in range(1, m + 1)]
+    assert [part.n[0] for part in parts] == {2: [8, 6], 3: [6, 4, 4], 4: [4, 4, 4, 2]}[m]
+    assert bits(sum(parts)) == bits(sum(reversed(parts))) == bits(whole)
+    if m == 3:
+        assert bits((parts[2] + parts[0]) + parts[1]) == bits(parts[2] + (parts[0] + parts[1]))
+    assert sum(parts).provenance["started"] == min(part.provenance["started"] for part in parts)
+
+
+def test_blocks_are_summed_alike_whatever_they_hold():
+    """Two block sizes round their sums differently, in the last bits alone."""
+    model, images = tiny(), noise(12)
+    found = [measure(model, images, batch_size=1, block_size=size) for size in (1, 4, 12)]
+    for one in found[1:]:
+        np.testing.assert_allclose(one.tallies.averaged(), found[0].tallies.averaged(), rtol=0, atol=1e-15)
+        assert one.per_input == found[0].per_input and one.heads == found[0].heads
+    matrices = torch.zeros(3, 17, 17, dtype=torch.float64)
+    model.set_attn_implementation("eager")
+    for i in range(12):
+        attention = model(**images.batch(i, i + 1), output_attentions=True).attentions
+        matrices += torch.stack([layer.detach().double()[0].mean(0) for layer in attention]) / 12
+    np.testing.assert_allclose(found[0].tallies.averaged(), matrices, rtol=0, atol=1e-6)
+
+
+def test_what_is_not_the_same_run_does_not_add():
+    model, images = tiny(), noise(8)
+    first = measure(model, images, batch_size=2, block_size=4, shard=(1, 2))
+    with pytest.raises(MeasurementError, match=r"settings\.batch_size is 2 here and 4 there"):
+        first + measure(model, images, batch_size=4, block_size=4, shard=(2, 2))
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3)
+    with pytest.raises(MeasurementError, match=r"model\.sha256 is"):
+        first + measure(model, images, batch_size=2, block_size=4, shard=(2, 2))
+    with pytest.raises(TallyError, match="input 0 is in both"):
+        first + first
+    with pytest.raises(TypeError):
+        first + 1
+
+
+def test_a_measurement_from_a_file_has_nothing_to_add(tmp_path):
+    first = measure(tiny(), noise(2), batch_size=2)
+    first.save(tmp_path / "one.json")
+    with pytest.raises(MeasurementError, match="no tallies to add"):
+        first + Measurement.load(tmp_path / "one.json")
+
+
+# Tokens -------------------------------------------------------------------------------------------------------------
+
+SENTENCES = [[101, 7, 8, 9, 10, 102], [101, 11, 12, 102, 0, 0], [101, 5, 6, 7, 102, 0], [101, 9, 8, 102, 0, 0]]
+
+
+def text(rows):
+    ids = torch.tensor(rows)
+    return from_tensors({"input_ids": ids, "attention_mask": (ids != 0).long()}, "sentences")
+
+
+def test_padding_is_dropped_input_by_input():
+    """Each padded sentence measures as it does alone, where nothing is padded."""
+    model = tiny_bert()
+    found = measure(model, text(SENTENCES), batch_size=4)
+    alone = [measure(model, text([[token for token in row if token]]), batch_size=1) for row in SENTENCES]
+    for name, values in found.tallies.by_input.items():
+        one_by_one = np.concatenate([one.tallies.by_input[name] for one in alone])
+        np.testing.assert_allclose(values, one_by_one, atol=1e-6, err_msg=name)
+    assert found.tallies.by_input["tokens"].tolist() == [6, 4, 5, 4]
+    assert found.tallies.by_input["content_tokens"].tolist() == [4, 2, 3, 2]
+    assert found.provenance["model"]["tokens"] == [4, 6]
+
+
+def test_inputs_of_different_lengths_have_no_average(tmp_path):
+    model = tiny_bert()
+    found = measure(model, text(SENTENCES), batch_size=2, block_size=2)
+    assert found.averaged == {
+        "left_out": "inputs have 4 to 6 tokens; an average needs the same tokens in all of them"
+    }
+    assert found.tallies.averaged() is None
+    found.save(tmp_path / "one.json")
+    assert Measurement.load(tmp_path / "one.json") == found
+    assert table([found]).iloc[0]["averaged, exact layers"] == "no average" and "averaged" not in by_layer(found)
+    separators = [[101, 7, 8, 102, 9, 10, 102], [101, 7, 8, 9, 102, 10, 102]]
+    assert "differ in which tokens are special" in measure(model, text(separators), batch_size=1).averaged["left_out"]
+    assert "content" in measure(model, text(SENTENCES[:1] * 2), batch_size=1).averaged
+
+
+def test_content_can_be_told():
+    """A mask, and a function of the batch, that say what the roles say."""
+    model, images = tiny(), noise(4)
+    mask = torch.tensor([False] + [True] * 16)
+    by_role = measure(model, images, batch_size=2)
+    by_mask = measure(model, images, batch_size=2, content=mask)
+    by_function = measure(model, images, batch_size=2, content=lambda batch: mask.repeat(len(batch["pixel_values"]), 1))
+    for found in (by_mask, by_function):
+        assert (found.per_input, found.heads) == (by_role.per_input, by_role.heads)
+        assert found.averaged["kappa"] == by_role.averaged["kappa"]
+        assert found.averaged["roles"] == ["special"] + ["content"] * 16
+    names = [found.provenance["settings"]["content"] for found in (by_role, by_mask, by_function)]
+    assert names[0] == "by role" and names[1].startswith("mask ") and names[2].startswith("function ")
+    few = measure(model, images, batch_size=2, content=torch.tensor([False] * 10 + [True] * 7))
+    assert few.provenance["model"]["content_tokens"] == 7
+
+
+def test_padding_is_dropped_where_content_is_told():
+    model, sentences = tiny_bert(), text(SENTENCES)
+    told = measure(model, sentences, batch_size=4, content=lambda batch: batch["input_ids"] < 100)
+    assert told.per_input == measure(model, sentences, batch_size=4).per_input
+
+
+def test_content_that_does_not_fit_is_refused():
+    model, images = tiny(), noise(2)
+    for wrong in (torch.ones(17), torch.ones(1, 17, dtype=torch.bool)):
+        with pytest.raises(MeasurementError, match=r"pass a bool mask of shape \(N,\)"):
+            measure(model, images, content=wrong)
+    with pytest.raises(MeasurementError, match=r"content gave torch\.bool of shape \(17,\)"):
+        measure(model, images, content=lambda batch: torch.ones(17, dtype=torch.bool))
+    with pytest.raises(TallyError, match="attention is of 2 inputs of 17 tokens, the roles are of 2 of 16"):
+        measure(model, images, content=torch.ones(16, dtype=torch.bool))
+    with pytest.raises(MatrixError, match="1 tokens kept"):
+        measure(model, images, content=torch.tensor([True] + [False] * 16))
+
+
+# Leave-one-out ------------------------------------------------------------------------------------------------------
+
+
+def averaged_of(matrix):
+    """What a measurement says of one averaged matrix."""
+    A = np.array(matrix, dtype=float)[None]
+    of = {f"{kind}_{what}": np.full((1, 1), 0.5) for kind in ("content", "all") for what in ("kappa", "margin", "gap")}
+    of |= {f"{kind}_holds": np.ones((1, 1), dtype=bool) for kind in ("content", "all")}
+    of |= {"tokens": np.array([len(matrix)]), "content_tokens": np.array([len(matrix)])}
+    roles = ("content",) * len(matrix)
+    about = {"model": {}, "inputs": {}, "settings": {}, "versions": {}}
+    return measurement_of(about, Tallies(np.array([0]), of, roles, on_grids(A)), "").averaged
+
+
+def test_carriers_that_tie_are_all_named():
+    """Rows 0 and 1 are alone in attaining kappa = 1, and without either of them 1/2 is left."""
+    found = averaged_of([[1, 0, 0], [0, 1, 0], [0.5, 0.5, 0]])
+    assert found["scored"] == [[0, 1]] and found["scores"] == [[0.5, 0.5]] and found["carriers"] == [[0, 1]]
+
+
+def test_one_carrier_is_named_alone():
+    """TV is 1 with row 2 in the pair, 1/2 and 1 without; leaving row 0 out leaves 1 - 0.25."""
+    found = averaged_of([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0.25, 0.75, 0], [0, 0.25, 0.75, 0]])
+    # TV: (0,1) .5, (0,2) 1, (0,3) 1, (1,2) .75, (1,3) .75, (2,3) 0. All maximal pairs share token 0: score 1 - .75.
+    assert found["scored"] == [[0]] and found["scores"] == [[0.25]] and found["carriers"] == [[0]]
+
+
+def test_where_two_disjoint_pairs_attain_kappa_nothing_carries():
+    found = averaged_of(np.eye(4))
+    assert found["scored"] == [[]] and found["scores"] == [[]] and found["carriers"] == [[]]
+
+
+# Precision ----------------------------------------------------------------------------------------------------------
+
+
+def test_float32_stays_float32_while_a_model_is_measured():
+    """TF32 and bfloat16 products are off inside, though the user has them on, and are back afterwards."""
+    seen, model = [], tiny()
+    places = (
+        torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+    )  # fmt: skip
+    now = lambda: [place.fp32_precision for place in places]  # noqa: E731
+    before = now()
+    model.register_forward_pre_hook(lambda module, args: seen.append(now()))
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        measure(model, noise(1), batch_size=1)
+        after = now()
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before[0]
+    assert seen == [["ieee"] * 4]
+    assert after == ["tf32", *before[1:]]
+
+
+def quantiles(values):
+    return {"q05": values, "median": values, "q95": values}
 
 
 @pytest.fixture
@@ -124,11 +350,26 @@ def made():
         per_input={
             "content": [1000, 999],
             "all": [900, 800],
-            "content_kappa": {"median": [0.5, 0.25]},
-            "content_margin": {"median": [0.01, 2e-7]},
+            "content_near_ties": [0, 1],
+            "all_near_ties": [0, 1],
+            "content_failing": [[], [17]],
+            "content_failing_gaps": [[], [0.25]],
+            "all_failing": [list(range(100)), list(range(200))],
+            "all_failing_gaps": [[0.5] * 100, [0.5] * 200],
+            "content_kappa": quantiles([0.5, 0.25]),
+            "content_margin": quantiles([0.01, 2e-7]),
+            "all_kappa": quantiles([0.5, 0.25]),
+            "all_margin": quantiles([0.01, 2e-7]),
         },
-        heads={"content": [3000, 3500], "tested": [4000, 4000]},
-        averaged={"content": [True, False]},
+        heads={
+            "content": [3000, 3500], "tested": [4000, 4000], "near_ties": [0, 5],
+            "failing": [list(range(1000)), list(range(500))],
+        },
+        averaged={
+            "content": [True, False], "all": [True, True], "kappa": [0.5, 0.25], "doeblin": [0.5, 0.5],
+            "scored": [[1], []], "scores": [[0.1], []], "carriers": [[1], []], "roles": ["cls", "content", "content"],
+        },
+        depth={what: quantiles([0.5, 0.25]) for what in ("bound", "product", "truth")},
         near_ties=[0, 7],
     )
 
@@ -157,9 +398,10 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, made):
     ("content", "says"),
     [
         ("", "not a readable JSON"),
-        ("[1]", "not a measurement of schema 1"),
-        ('{"schema": 2}', "not a measurement of schema 1"),
-        ('{"schema": 1, "n": []}', "missing or unknown fields: averaged"),
+        ("[" * 100_000, "not a readable JSON"),
+        ("[1]", "not a measurement of schema 2"),
+        ('{"schema": 1}', "not a measurement of schema 2"),
+        ('{"schema": 2, "n": []}', "missing or unknown fields: averaged"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, says):
@@ -179,6 +421,8 @@ DAMAGE = {
     "no provenance": {"provenance": {}},
     "a model that is no record": {"provenance": {"model": "x", "inputs": {"name": "y"}}},
     "verdicts that are none": {"averaged": {"content": [1.5, 2.5]}},
+    "no averaged verdicts": {"averaged": {}},
+    "no depth": {"depth": {"bound": {"q05": [1.0, 1.0]}}},
     "heads of another length": {"heads": {"content": [1], "tested": [1, 1]}},
 }
 
@@ -208,6 +452,30 @@ def test_the_tables_print_the_counts(made):
     assert layers["median margin"].tolist() == ["1e-02", "2e-07"]
 
 
+def test_failures_read_as_table_4(made):
+    row = failures([made]).iloc[0]
+    assert row["content"] == "layer 2: 1" and row["all tokens"] == "layer 1: 100; layer 2: 200" and row["n"] == 1000
+
+
+def test_verdicts_that_flip_are_counted(made):
+    """One input fails elsewhere, one fails that did not; a head in each layer; one averaged verdict."""
+    other = dataclasses.replace(
+        made,
+        per_input=made.per_input | {"content_failing": [[3], [18]]},
+        heads=made.heads | {"failing": [list(range(1001)), list(range(499))]},
+        averaged=made.averaged | {"content": [True, True]},
+        near_ties=[2, 7],
+    )
+    found = flips(made, other)
+    assert found["content"].tolist() == [1, 2] and found["all tokens"].tolist() == [0, 0]
+    assert found["heads"].tolist() == [1, 1] and found["averaged"].tolist() == [0, 1]
+    assert found["near ties"].tolist() == ["0, 2", "7, 7"]
+    assert not flips(made, made).drop(columns="near ties").to_numpy().any()
+    others = dict(made.provenance, inputs={"name": "none", "digest": "another", "n": 1000})
+    with pytest.raises(MeasurementError, match="inputs' digest is"):
+        flips(made, dataclasses.replace(made, provenance=others))
+
+
 def test_percent_never_rounds_a_failure_away():
     assert percent(6144, 6144) == "100.0%"
     assert percent(6141, 6144) == "99.95%"
@@ -227,6 +495,9 @@ def test_the_comparison_puts_the_paper_first(made):
     assert rows.index.tolist() == [("DeiT-B (paper)", "the paper's"), ("made up", "none")]
     assert rows.iloc[0]["per input, content"] == "5582/6144 (90.9%)"
     assert len(compare_table_1([], ["DeiT-B"])) == 1
+    rows = compare_table_4([made], ["DINOv2-S", "DeiT-B"])
+    assert rows["content"].tolist() == ["none", "layer 11: 50; layer 12: 512", "layer 2: 1"]
+    assert rows["n"].tolist() == [512, 512, 1000]
     with pytest.raises(KeyError):
         compare_table_1([], ["GPT-5"])
 
