@@ -31,6 +31,8 @@ from dobnb.ft_transformer import (
     save_evaluation,
     train,
 )
+from dobnb.inputs import Inputs
+from dobnb.measurement import measure
 from dobnb.published import compare_table_3
 from dobnb.tables import PARTS, Table, load_table, prepare, score
 
@@ -350,6 +352,15 @@ def test_shares_against_the_reference_modules_and_scipy(table: Table, run: Path)
             whole = A.mean(0)[1:, 1:] / A.mean(0)[1:, 1:].sum(-1, keepdims=True)
             assert found["features"]["averaged"]["holds"][layer] == bound_is_tight(whole)
             assert found["features"]["averaged"]["kappa"][layer] == pytest.approx(kappa(whole), rel=1e-3)
+
+
+def test_the_measuring_engine_counts_the_same(table: Table) -> None:
+    model, X = build(table, 3, 0).eval(), prepare(table, 0).X["test"]
+    rows = torch.from_numpy(X)
+    inputs = Inputs("rows", "", len(X), lambda start, stop: {"x_cont": rows[start:stop], "x_cat": None})
+    found, ours = measure(model, inputs, heads=False, depth=False), measure_rows(model, X)
+    assert found.per_input["content"] == ours["features"]["held"] and found.per_input["all"] == ours["all"]["held"]
+    assert found.averaged["content"] == ours["features"]["averaged"]["holds"]
 
 
 def test_the_last_block_is_left_out(table: Table) -> None:
