@@ -580,7 +580,7 @@ def against_null(record: Mapping[str, Any]) -> pd.DataFrame:
     :param record: what :func:`evaluate` returned.
     :return: one row a token set and layer, and one for all layers. Shares are in per cent: of every seed, and of the
         untrained models the mean, the standard deviation and the range over models. kappa and margin are medians over
-        rows, and then over models.
+        rows, and then over models, in brackets those of the untrained.
     """
     rows = []
     runs, null = [_brief(run["attention"]) for run in record["runs"]], record["untrained"]
@@ -595,13 +595,15 @@ def against_null(record: Mapping[str, Any]) -> pd.DataFrame:
             row = {
                 "tokens": name,
                 "layer": "all" if layer is None else str(layer + 1),
-                "trained, % by seed": ", ".join(f"{share:.1f}" for share in trained),
+                "trained, %": ", ".join(f"{share:.1f}" for share in trained),
                 "untrained, %": f"{untrained.mean():.1f} \N{PLUS-MINUS SIGN} {untrained.std(ddof=1):.1f}",
-                "untrained, range": f"{untrained.min():.1f} to {untrained.max():.1f}",
+                "range": f"{untrained.min():.1f} to {untrained.max():.1f}",
             }
             for what in ("kappa", "margin"):
-                for models, label in ((runs, "trained"), (null, "untrained")):
-                    values = [model[name][what][layer] for model in models] if layer is not None else []
-                    row[f"{what}, {label}"] = f"{np.median(values):.1g}" if values else ""
+                medians = [
+                    f"{np.median([model[name][what][layer] for model in models]):.1g}" if layer is not None else ""
+                    for models in (runs, null)
+                ]
+                row[f"{what} (untrained)"] = "{} ({})".format(*medians) if layer is not None else ""
             rows.append(row)
     return pd.DataFrame(rows).set_index(["tokens", "layer"])

@@ -564,13 +564,14 @@ def test_table_3_beside_ours() -> None:
 
 def test_against_the_null() -> None:
     table = against_null(synthetic())
-    assert table.loc[("features", "1"), "trained, % by seed"] == "10.0, 20.0"
-    assert table.loc[("features", "all"), "trained, % by seed"] == "20.0, 30.0"
+    assert table.loc[("features", "1"), "trained, %"] == "10.0, 20.0"
+    assert table.loc[("features", "all"), "trained, %"] == "20.0, 30.0"
     # untrained models hold 2 + 4 and 4 + 8 of 20: 30% and 60%, mean 45, standard deviation 30/sqrt(2)
     assert table.loc[("all", "all"), "untrained, %"] == "45.0 \N{PLUS-MINUS SIGN} 21.2"
-    assert table.loc[("all", "2"), "untrained, range"] == "40.0 to 80.0"
-    assert table.loc[("features", "1"), "kappa, trained"] == "0.2"
-    assert table.loc[("features", "2"), "margin, untrained"] == "0.0002"
+    assert table.loc[("all", "2"), "range"] == "40.0 to 80.0"
+    assert table.loc[("features", "1"), "kappa (untrained)"] == "0.2 (0.001)"
+    assert table.loc[("features", "2"), "margin (untrained)"] == "0.02 (0.0002)"
+    assert table.loc[("features", "all"), "margin (untrained)"] == ""
 
 
 def test_figures_show_the_record() -> None:
