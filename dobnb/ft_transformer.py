@@ -491,7 +491,8 @@ def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: 
 
     The condition is counted on the first 4000 rows of the test part, in the order of the split (all, if there are
     fewer); the paper's rule is not known. The null is the same count on models that were never trained, seeded from
-    `UNTRAINED_SEED` on, each with its own preparation of the table, as training has.
+    `UNTRAINED_SEED` on, each with its own preparation of the table, as training has. For comparison the trained models
+    are also measured on all test rows.
 
     :param folder: with one folder ``seed_...`` a run.
     :param untrained: how many models the null has.
@@ -506,15 +507,17 @@ def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: 
         record = read_record(one / "record.json")
         if record["settings"]["blocks"] == 1:
             raise TrainingError("a model of one block queries cls alone: no attention to measure; train two blocks")
-        X = prepare(table, seed).X["test"][:ROWS_MEASURED]
+        whole = prepare(table, seed).X["test"]
+        X = whole[:ROWS_MEASURED]
         through = []
         for path in sorted(one.glob("epoch_*.safetensors")):
             epoch = load_tensors(path)[1]["epoch"]
             found = measure_rows(load_trained(table, path), X)
             through.append({"epoch": epoch, "validation": record["history"]["val"][epoch - 1] if epoch else None})
             through[-1] |= _brief(found)
-        runs.append(record | {"attention": measure_rows(load_trained(table, one / "best.safetensors"), X)})
-        runs[-1]["through_training"] = through
+        model = load_trained(table, one / "best.safetensors")
+        runs.append(record | {"attention": measure_rows(model, X), "through_training": through})
+        runs[-1]["attention_all_test_rows"] = _brief(measure_rows(model, whole))
     if not runs:
         raise TrainingError("there are no seeds; pass those of finished runs")
     shared = {key: value for key, value in runs[0]["settings"].items() if key != "seed"}

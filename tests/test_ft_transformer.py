@@ -400,6 +400,7 @@ def test_an_evaluation_has_runs_null_and_baselines(table: Table, evaluation: dic
     for run in record["runs"]:
         assert [step["epoch"] for step in run["through_training"]] == [0, 1, 2]
         assert run["through_training"][0]["validation"] is None
+        assert run["attention_all_test_rows"]["all"]["held"] == run["attention"]["all"]["held"]  # all 89 rows are taken
         assert run["through_training"][2]["validation"] == run["history"]["val"][1]
     # the null is what an untrained model gives, and epoch 0 of a run is an untrained model
     model = build(table, 2, record["untrained"][1]["seed"]).eval()
@@ -498,6 +499,7 @@ def test_recorded_evaluations_are_whole(path: Path) -> None:
         attention = run["attention"]
         tokens = len(record["features"]) + 1
         assert attention["n"] == 4000 and np.shape(attention["attention"]) == (layers, tokens, tokens)
+        assert run["attention_all_test_rows"]["n"] == run["rows"]["test"]
         for name in ("features", "all"):
             assert len(attention[name]["held"]) == layers and max(attention[name]["held"]) <= 4000
 
