@@ -1,4 +1,4 @@
-"""The command line: ``dobnb check | models | fetch | measure | merge | show | compare | book``.
+"""The command line: ``dobnb check | models | fetch | measure | merge | show | compare | train | book``.
 
 Each command imports what it needs when it runs, so that ``dobnb book html`` loads no torch.
 """
@@ -152,6 +152,36 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _train(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from dobnb.ft_transformer import evaluate, save_evaluation, train
+    from dobnb.tables import baselines, load_table
+
+    table = load_table(arguments.data, data_home=arguments.data_home, split=arguments.split, target=arguments.target)
+    sizes = ", ".join(f"{len(rows)} {part}" for part, rows in table.y.items())
+    print(f"{table.name}: {len(table.features)} features, {table.task}, rows: {sizes}", flush=True)
+    for name, found in baselines(table).items():
+        print(f"{name}: test {table.metric} {found['test']:.4f}", flush=True)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    for seed in dict.fromkeys(arguments.seeds):
+        record = train(
+            table, arguments.blocks, seed, arguments.out / f"seed_{seed}", batch_size=arguments.batch_size,
+            max_epochs=arguments.max_epochs, precision=arguments.precision,
+            report=lambda line, seed=seed: print(f"seed {seed}  {line}", flush=True),
+        )  # fmt: skip
+        reached = record["metrics"]["test"]
+        print(f"seed {seed}  test {table.metric} {reached:.4f} (epoch {record['best_epoch']})", flush=True)
+    if arguments.blocks == 1:
+        print("no attention is measured: the only block queries cls alone")
+        return 0
+    out = arguments.out / "evaluation.json"
+    save_evaluation(evaluate(table, arguments.out, list(dict.fromkeys(arguments.seeds)), arguments.untrained), out)
+    print(f"attention of trained and untrained models: {out}")
+    return 0
+
+
 def _book(arguments: argparse.Namespace) -> int:
     from dobnb import book
 
@@ -272,6 +302,28 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("first", type=Path, metavar="FILE", help="result.json, or the folder it is in")
     compare.add_argument("second", type=Path, metavar="FILE")
     compare.set_defaults(command=_compare)
+
+    train = commands.add_parser(
+        "train",
+        help="train FT-Transformer on a table",
+        description="Interrupted or killed, the same command goes on where it was, to the same weights.",
+    )
+    train.add_argument("model", choices=["ft-transformer"])
+    train.add_argument(
+        "--data", required=True, metavar="NAME|FILE", help="california, higgs, diabetes, or a .csv or .npz file"
+    )
+    train.add_argument("--data-home", type=Path, metavar="FOLDER", help="where scikit-learn keeps its downloads")
+    train.add_argument("--split", type=Path, metavar="FOLDER", help="row numbers: train.npy, val.npy, test.npy")
+    train.add_argument("--target", metavar="COLUMN", help="of a .csv (default: the last)")
+    train.add_argument("--blocks", type=_count, default=3, help="1 to 6 (default: %(default)s)")
+    train.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run each (default: 0)")
+    train.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
+    train.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
+    train.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="(default: %(default)s)")
+    train.add_argument("--untrained", type=_count, default=20, help="models of the null (default: %(default)s)")
+    train.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
+    train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
+    train.set_defaults(command=_train)
 
     afresh = "Without a step: execute every chapter afresh into _build/, and render."
     book = commands.add_parser("book", help="execute and render the book", description=afresh)

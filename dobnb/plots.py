@@ -762,3 +762,111 @@ def ceiling_share(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set_xlabel("number of tokens N")
         _legend_above(figure, axes.get_legend_handles_labels()[0], columns=3)
     return figure
+
+
+def training_curves(panels: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """The validation metric after every epoch, one line a seed, one panel a configuration; a ring marks the epoch kept.
+
+    :param panels: title -> what :func:`dobnb.ft_transformer.evaluate` returned.
+    """
+    with style():
+        figure, grid = plt.subplots(len(panels), 1, figsize=(WIDTH, 2.1 * len(panels) + 0.6), squeeze=False)
+        for axes, (title, record) in zip(grid[:, 0], panels.items(), strict=True):
+            for k, run in enumerate(record["runs"]):
+                values, best = run["history"]["val"], run["best_epoch"]
+                label = f"seed {run['settings']['seed']}"
+                axes.plot(range(1, len(values) + 1), values, color=COLORS[k], linestyle=LINES[k], label=label)
+                axes.plot(best, values[best - 1], "o", color=COLORS[k], markerfacecolor="white", markersize=8)
+            axes.set_title(title, loc="left")
+            axes.set_ylabel(f"validation {run['metric']}")
+        axes.set_xlabel("epoch")
+        _legend_above(figure, _handles(grid[:, 0]), columns=3)
+    return figure
+
+
+def trained_and_untrained(panels: Mapping[str, Mapping[str, Any]], tokens: str = "features") -> Figure:
+    """Share of rows that satisfy the condition against the median kappa, a point a model and layer.
+
+    Grey: untrained models. Colour: trained ones. Within a panel the layers have different markers.
+
+    :param panels: title -> what :func:`dobnb.ft_transformer.evaluate` returned.
+    :param tokens: ``features`` or ``all``.
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.6 * len(panels) + 0.9), sharex=True, sharey=True, squeeze=False
+        )
+        for axes, (title, record) in zip(grid[:, 0], panels.items(), strict=True):
+            trained = [
+                {
+                    "n": run["attention"]["n"],
+                    "held": run["attention"][tokens]["held"],
+                    "kappa": [quantiles[1] for quantiles in run["attention"][tokens]["kappa"]],
+                }
+                for run in record["runs"]
+            ]
+            untrained = [{"n": one["n"], **one[tokens]} for one in record["untrained"]]
+            for layer in range(len(trained[0]["held"])):
+                looks = ((untrained, "0.6", 4, "untrained"), (trained, COLORS[1], 8, "trained"))
+                for models, color, size, label in looks:
+                    axes.plot(
+                        [model["kappa"][layer] for model in models],
+                        [100 * model["held"][layer] / model["n"] for model in models],
+                        MARKERS[layer], color=color, markersize=size, markeredgecolor="0.25", markeredgewidth=0.5,
+                        label=f"layer {layer + 1}, {label}",
+                    )  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_ylim(-4, 104)
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("condition holds, %")
+        axes.set_xlabel(r"median $\kappa$")
+        _legend_above(figure, _handles(grid[:, 0]), columns=2)
+    return figure
+
+
+def through_training(run: Mapping[str, Any], tokens: str = "features") -> Figure:
+    """Validation metric, share of rows that satisfy the condition, and median kappa against epoch, from checkpoints.
+
+    :param run: one of the ``runs`` of an evaluation.
+    :param tokens: ``features`` or ``all``.
+    """
+    steps = run["through_training"]
+    epochs = [step["epoch"] for step in steps]
+    with style():
+        figure, panels = plt.subplots(3, 1, figsize=(WIDTH, 6.4), sharex=True)
+        panels[0].plot(epochs[1:], [step["validation"] for step in steps[1:]], color="0.2", marker="o")
+        panels[0].set_ylabel(f"validation {run['metric']}")
+        for layer in range(len(steps[0][tokens]["held"])):
+            look = {"color": COLORS[layer], "marker": MARKERS[layer], "linestyle": LINES[layer % len(LINES)]}
+            panels[1].plot(epochs, [100 * step[tokens]["held"][layer] / step["n"] for step in steps], **look)
+            panels[2].plot(epochs, [step[tokens]["kappa"][layer] for step in steps], label=f"layer {layer + 1}", **look)
+        panels[1].set_ylabel("condition holds, %")
+        panels[1].set_ylim(-4, 104)
+        panels[2].set_ylabel(r"median $\kappa$")
+        panels[2].set_yscale("log")
+        panels[2].set_xscale("symlog", linthresh=1, base=2)
+        panels[2].set_xticks(epochs, [str(epoch) for epoch in epochs])
+        panels[2].minorticks_off()
+        panels[2].set_xlim(-0.2, 1.2 * epochs[-1])
+        panels[2].set_xlabel("epoch (0: untrained)")
+        _legend_above(figure, _handles(panels), columns=3)
+    return figure
+
+
+def named_attention(A: Any, names: Sequence[str], title: str) -> Figure:
+    """One attention matrix as a heat map with the names of its tokens.
+
+    :param A: row-stochastic, shape (N, N).
+    :param names: N names.
+    """
+    array = as_stochastic(A, tolerance=1e-4).numpy()
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, WIDTH))
+        image = axes.imshow(array, cmap="cividis", vmin=0)
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(False)
+        axes.set_title(title, loc="left")
+        axes.set_xlabel("token attended to")
+        figure.colorbar(image, ax=axes, shrink=0.7)
+    return figure

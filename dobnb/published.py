@@ -5,8 +5,8 @@ Every number here is the paper's (P. Rola, 2026), not ours. Percentages are kept
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -47,6 +47,39 @@ TABLE_4: dict[str, dict[int, int]] = {
 }
 """Table 4 by model: layer (from 1) -> failing inputs out of 512 on content tokens; others have none."""
 
+
+
+class Table3Row(NamedTuple):
+    """One row of the paper's Table 3: FT-Transformer over three seeds. Shares are percentages."""
+
+    configuration: str
+    tokens: int
+    metric: str
+    reached: tuple[float, float]
+    """Lowest and highest test value over the seeds."""
+    authors: tuple[float, float] | None
+    """The same of the runs by the authors of FT-Transformer; None where there are none."""
+    boosting: float
+    linear: float
+    features_percent: float
+    all_percent: float
+    averaged_held: int
+    averaged_tested: int
+
+
+TABLE_3: dict[tuple[str, int], Table3Row] = {
+    ("california", 3): Table3Row(
+        "California, 3 blocks", 9, "RMSE", (0.473, 0.475), (0.463, 0.465), 0.463, 0.731, 18.7, 16.1, 2, 6
+    ),
+    ("california", 6): Table3Row(
+        "California, 6 blocks", 9, "RMSE", (0.468, 0.475), None, 0.463, 0.731, 11.3, 9.8, 3, 15
+    ),
+    ("higgs", 3): Table3Row(
+        "Higgs, 3 blocks", 29, "accuracy", (0.725, 0.728), (0.721, 0.724), 0.716, 0.630, 44.4, 32.3, 3, 6
+    ),
+}
+"""Table 3 by data set and number of blocks. The shares are of row-layer pairs, over 4000 test rows and three seeds."""
+
 RANDOM_PERCENT = (24, 30)
 """How often uniformly random stochastic matrices satisfy the condition, in per cent (the paper's abstract)."""
 
@@ -74,6 +107,64 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
         })
     paper = pd.DataFrame(rows).set_index(["system", "inputs"])
     return pd.concat([paper, table(ours)]) if ours else paper
+
+
+def compare_table_3(ours: Mapping[tuple[str, int], Mapping[str, Any]]) -> pd.DataFrame:
+    """The paper's Table 3, each row above our evaluation of the same configuration, as printable text.
+
+    :param ours: key of :data:`TABLE_3` -> what :func:`dobnb.ft_transformer.evaluate` returned; what was not run may be
+        missing, and is marked so.
+    :return: one row a configuration and source. *Features* and *all*: the row-layer pairs that satisfy the condition,
+        over rows, layers and seeds. *Averaged*: the layers, over the seeds, whose averaged matrix does, on features.
+    :raises KeyError: a key that Table 3 does not have.
+    """
+    if unknown := set(ours) - set(TABLE_3):
+        raise KeyError(f"Table 3 has no {sorted(unknown)[0]}")
+    rows = []
+    for key, paper in TABLE_3.items():
+        configuration = {"configuration": paper.configuration}
+        rows.append({
+            **configuration,
+            "by": "paper",
+            "seeds": "3",
+            "N": str(paper.tokens),
+            "metric": paper.metric,
+            "FT-T": _between(paper.reached),
+            "authors of FT-T": _between(paper.authors) if paper.authors else "-",
+            "boosting": f"{paper.boosting:.3f}",
+            "linear": f"{paper.linear:.3f}",
+            "features": f"{paper.features_percent}%",
+            "all": f"{paper.all_percent}%",
+            "averaged": f"{paper.averaged_held}/{paper.averaged_tested}",
+        })
+        row = _row_3(ours[key]) if key in ours else {"seeds": "not run"}
+        rows.append({**configuration, "by": "this book", **row})
+    return pd.DataFrame(rows).fillna("").set_index(["configuration", "by"])
+
+
+def _row_3(record: Mapping[str, Any]) -> dict[str, str]:
+    runs = record["runs"]
+    reached = [run["metrics"]["test"] for run in runs]
+    attention = [run["attention"] for run in runs]
+    shares = {}
+    for name in ("features", "all"):
+        held = sum(sum(one[name]["held"]) for one in attention)
+        shares[name] = percent(held, sum(one["n"] * len(one[name]["held"]) for one in attention))
+    averaged = [verdict for one in attention for verdict in one["features"]["averaged"]["holds"]]
+    return {
+        "seeds": str(len(runs)),
+        "N": str(len(record["features"]) + 1),
+        "metric": runs[0]["metric"],
+        "FT-T": _between((min(reached), max(reached))),
+        **{name: f"{record['baselines'][name]['test']:.3f}" for name in ("boosting", "linear")},
+        **shares,
+        "averaged": f"{sum(averaged)}/{len(averaged)}",
+    }
+
+
+def _between(values: tuple[float, float]) -> str:
+    low, high = (f"{value:.3f}" for value in values)
+    return low if low == high else f"{low}-{high}"
 
 
 def compare_table_4(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.DataFrame:

@@ -1,0 +1,612 @@
+"""FT-Transformer: training that can be killed and goes on to the same weights, and its evaluation.
+
+The model is the reference implementation's, ``rtdl_revisiting_models.FTTransformer``, with its default arguments and
+its parameter groups (Gorishniy et al., *Revisiting deep learning models for tabular data*, NeurIPS 2021).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from filelock import FileLock, Timeout
+from rtdl_revisiting_models import FTTransformer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+
+from dobnb import provenance
+from dobnb.capture import stream_attention
+from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
+from dobnb.errors import DobnbError
+from dobnb.files import write_text
+from dobnb.kernel import mean_of_heads
+from dobnb.tables import Prepared, Table, baselines, prepare, score
+
+LEARNING_RATE = 1e-4
+WEIGHT_DECAY = 1e-5
+"""Both are the reference's for its default model; biases, embeddings and normalisations do not decay."""
+PATIENCE = 16
+"""Training stops once so many epochs in a row have not improved the validation metric."""
+BATCH_SIZE = {"higgs": 512}
+"""By data set; 256 elsewhere. The reference's."""
+ROWS_AT_A_TIME = 2048
+"""In evaluation."""
+ROWS_MEASURED = 4000
+"""Of the test part, as the paper has it."""
+UNTRAINED_SEED = 10_000
+"""Of the first untrained model."""
+BLOCKS = range(1, 7)
+"""Depths for which the reference has default arguments."""
+_DEPTHS = "FT-Transformer has default arguments for 1 to 6"
+SCHEMA = 1
+Precision = Literal["float32", "bfloat16"]
+PACKAGES = ("dobnb", "numpy", "pandas", "rtdl-revisiting-models", "safetensors", "scikit-learn", "scipy", "torch")
+
+
+class TrainingError(DobnbError):
+    """Training cannot start, cannot go on, or a run cannot be read."""
+
+
+def build(table: Table, blocks: int, seed: int) -> FTTransformer:
+    """The untrained model for a table, its weights drawn with `seed`; the global generator stays as it was.
+
+    :param blocks: 1 to 6; the reference's width and dropout go with the depth.
+    :raises TrainingError: another number of blocks.
+    """
+    if blocks not in BLOCKS:
+        raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = FTTransformer(
+            n_cont_features=len(table.features),
+            cat_cardinalities=[],
+            d_out=1,
+            **FTTransformer.get_default_kwargs(n_blocks=blocks),
+        )
+    skip_discarded_rows(model)
+    return model
+
+
+def skip_discarded_rows(model: FTTransformer) -> None:
+    """Let the last block compute its feed-forward part for cls alone.
+
+    The reference computes it for all tokens and then reads cls only. The output is the same; where dropout is active
+    the random numbers of the discarded rows are no longer drawn.
+    """
+    last = model.backbone.blocks[-1]
+    last["ffn_normalization"].register_forward_pre_hook(lambda module, arguments: (arguments[0][:, :1],))
+
+
+def predict(model: FTTransformer, X: np.ndarray, prepared: Prepared, table: Table) -> np.ndarray:
+    """Predictions for prepared rows, in evaluation mode; the model stays in the mode it was in.
+
+    :param X: float32, shape (rows, features), as :func:`dobnb.tables.prepare` gives them.
+    :return: float64, shape (rows,): the target in its units, or the probability of class 1.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            rows = torch.from_numpy(X).split(ROWS_AT_A_TIME)
+            output = torch.cat([model(part, None).squeeze(-1) for part in rows]).double()
+    finally:
+        model.train(training)
+    if table.task == "classification":
+        output = output.sigmoid()
+    return (output * prepared.scale + prepared.mean).numpy()
+
+
+def train(
+    table: Table,
+    blocks: int,
+    seed: int,
+    folder: str | Path,
+    *,
+    batch_size: int | None = None,
+    max_epochs: int | None = None,
+    patience: int = PATIENCE,
+    precision: Precision = "float32",
+    report: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Train one model with early stopping, or take up the training that `folder` holds.
+
+    After every epoch all of the run's state is written to one file, whole or not at all: a run that is killed and
+    started again ends with the same weights, bit for bit, as one left alone, on the same machine with the same versions
+    and the same number of threads. The folder then holds ``best.safetensors``, the weights of the best epoch on the
+    validation part, ``record.json``, and ``epoch_*.safetensors``, the weights before training and after epochs 1, 2, 4,
+    8 and so on.
+
+    :param blocks: 1 to 6.
+    :param seed: of weights, dropout, order of the rows and the noise of the preparation.
+    :param batch_size: rows an update; by default that of `BATCH_SIZE`.
+    :param max_epochs: stop after so many at the latest.
+    :param patience: see `PATIENCE`.
+    :param precision: of the matrix products in training; evaluation is in float32 always.
+    :param report: called with a line of progress after every epoch.
+    :return: what ``record.json`` holds: settings, metrics by part, the history by epoch, provenance.
+    :raises TrainingError: another run in the folder, a damaged checkpoint, a loss that is not finite, or arguments out
+        of range.
+    :raises OSError: the folder cannot be written.
+    """
+    batch_size = BATCH_SIZE.get(table.name, 256) if batch_size is None else batch_size
+    for name, value in (("batch_size", batch_size), ("patience", patience), ("max_epochs", max_epochs)):
+        if value is not None and value < 1:
+            raise TrainingError(f"{name} is {value}; it must be at least 1")
+    if blocks not in BLOCKS:
+        raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
+    if not 0 <= seed < 2**32:
+        raise TrainingError(f"seed is {seed}; it must be from 0 to 2**32 - 1")
+    if precision not in ("float32", "bfloat16"):
+        raise TrainingError(f"precision is {precision!r}; pass float32 or bfloat16")
+    settings = {
+        "table": table.name,
+        "table_digest": table.digest,
+        "blocks": blocks,
+        "seed": seed,
+        "batch_size": batch_size,
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "patience": patience,
+        "max_epochs": max_epochs,
+        "precision": precision,
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            for left in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+                left.unlink()
+            return _train(table, settings, folder, report)
+    except Timeout:
+        raise TrainingError(f"another process trains in {folder.name}; wait for it, or pass another folder") from None
+
+
+def _train(
+    table: Table, settings: Mapping[str, Any], folder: Path, report: Callable[[str], None] | None
+) -> dict[str, Any]:
+    """:func:`train` with the folder to itself."""
+    finished, checkpoint = folder / "record.json", folder / "checkpoint.safetensors"
+    if finished.exists():
+        record = read_record(finished)
+        _same(settings, record["settings"], folder)
+        checkpoint.unlink(missing_ok=True)  # a process may have been killed before its last step
+        return record
+    blocks, seed = settings["blocks"], settings["seed"]
+    model = build(table, blocks, seed)
+    groups = model.make_parameter_groups()
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    prepared = prepare(table, seed)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        best: dict[str, Tensor] = {}
+        about = {
+            "settings": settings,
+            "history": {"loss": [], "val": [], "seconds": []},
+            "started": provenance.now(),
+            "threads": torch.get_num_threads(),
+        }
+        if checkpoint.exists():
+            tensors, about = load_tensors(checkpoint)
+            _same(settings, about["settings"], folder)
+            best = _restore(tensors, model, optimizer)
+        else:
+            save_tensors(folder / _snapshot(0), model.state_dict(), {"settings": settings, "epoch": 0})
+        history = about["history"]
+        stopping = _Stopping(history["val"], table.metric, settings["patience"], settings["max_epochs"])
+        while stopping.left() > 0:
+            clock, epoch = time.monotonic(), len(history["val"]) + 1
+            history["loss"].append(_epoch(model, optimizer, table, prepared, settings, epoch))
+            history["val"].append(score(table, "val", predict(model, prepared.X["val"], prepared, table)))
+            history["seconds"].append(round(time.monotonic() - clock, 2))
+            if stopping.best() == epoch:
+                best = {name: value.clone() for name, value in model.state_dict().items()}
+            if epoch & (epoch - 1) == 0:
+                save_tensors(folder / _snapshot(epoch), model.state_dict(), {"settings": settings, "epoch": epoch})
+            save_tensors(checkpoint, _state(model, optimizer, best), about)
+            if report is not None:
+                report(stopping.line(history))
+
+    model.load_state_dict(best)
+    save_tensors(folder / "best.safetensors", best, {"settings": settings, "epoch": stopping.best()})
+    record = {
+        "schema": SCHEMA,
+        "settings": settings,
+        "split": table.split,
+        "metric": table.metric,
+        "features": list(table.features),
+        "rows": {part: len(rows) for part, rows in table.y.items()},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "best_epoch": stopping.best(),
+        "metrics": {
+            part: score(table, part, predict(model, rows, prepared, table)) for part, rows in prepared.X.items()
+        },
+        "history": history,
+        "weights_sha256": provenance.file_digest(folder / "best.safetensors"),
+        "started": about["started"],
+        "ended": provenance.now(),
+        "threads": about["threads"],
+        "versions": provenance.versions(PACKAGES),
+        "machine": provenance.machine(),
+        "commit": provenance.git_commit(Path(__file__).parent),
+    }
+    write_text(finished, json.dumps(record, indent=2, allow_nan=False) + "\n")
+    checkpoint.unlink(missing_ok=True)
+    return record
+
+
+def _epoch(
+    model: FTTransformer,
+    optimizer: torch.optim.Optimizer,
+    table: Table,
+    prepared: Prepared,
+    settings: Mapping[str, Any],
+    epoch: int,
+) -> float:
+    """One pass over the training rows in random order; the mean loss over the batches."""
+    X, y = torch.from_numpy(prepared.X["train"]), torch.from_numpy(prepared.y["train"])
+    loss_of = mse_loss if table.task == "regression" else binary_cross_entropy_with_logits
+    model.train()
+    losses = []
+    for step, rows in enumerate(torch.randperm(len(y)).split(settings["batch_size"]), start=1):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings["precision"] == "bfloat16"):
+            output = model(X[rows], None).squeeze(-1)
+        loss = loss_of(output.float(), y[rows])
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss is {value} in epoch {epoch}, step {step}: training has diverged; "
+                "look at the features, or start again with another seed"
+            )
+        loss.backward()
+        optimizer.step()
+        losses.append(value)
+    return sum(losses) / len(losses)
+
+
+@dataclass(frozen=True)
+class _Stopping:
+    """When training ends, by the validation metric after each epoch so far."""
+
+    values: list[float]
+    metric: str
+    patience: int
+    max_epochs: int | None
+
+    def best(self) -> int:
+        """The epoch, counted from 1, of the best value; the first of several. 0 before the first epoch."""
+        sign = -1 if self.metric == "RMSE" else 1
+        return 1 + max(range(len(self.values)), key=lambda k: sign * self.values[k], default=-1)
+
+    def left(self) -> int:
+        """Epochs until training ends, should validation not improve again."""
+        left = self.patience - (len(self.values) - self.best())
+        return left if self.max_epochs is None else min(left, self.max_epochs - len(self.values))
+
+    def line(self, history: Mapping[str, list[float]]) -> str:
+        """Progress after an epoch. How long training will take is not known, only when it ends should validation not
+        improve again."""
+        recent, best = history["seconds"][-5:], self.best()
+        seconds = round(self.left() * sum(recent) / len(recent))
+        return (
+            f"epoch {len(self.values):3d}  loss {history['loss'][-1]:.4f}  "
+            f"validation {self.metric} {self.values[-1]:.4f}, best {self.values[best - 1]:.4f} (epoch {best})  "
+            f"{recent[-1]:.1f} s  "
+            f"{self.left()} epochs left ({seconds // 60} min {seconds % 60:02d} s) unless it improves"
+        )
+
+
+def _state(
+    model: FTTransformer, optimizer: torch.optim.Optimizer, best: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """All that the next epoch depends on. The optimizer's part goes by the parameters' names: the order in which the
+    reference groups them differs from process to process."""
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    state |= {f"best.{name}": value for name, value in best.items()}
+    for name, parameter in model.named_parameters():
+        state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    return state | {"generator": torch.get_rng_state()}
+
+
+def _restore(
+    tensors: Mapping[str, Tensor], model: FTTransformer, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Undo :func:`_state`; the best weights are returned."""
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+    model.load_state_dict(under("model."))
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = under(f"optimizer.{name}.")
+    torch.set_rng_state(tensors["generator"])
+    return under("best.")
+
+
+def _snapshot(epoch: int) -> str:
+    return f"epoch_{epoch:04d}.safetensors"
+
+
+def _same(settings: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
+    wrong = sorted(key for key in {*settings, *found} if settings.get(key) != found.get(key))
+    if wrong:
+        raise TrainingError(
+            f"{folder.name} holds a run with another {' and '.join(wrong)}; pass another folder, or delete that run"
+        )
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and what is known of them, as JSON in the header, to a safetensors file: whole or not at all."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(descriptor)
+    try:
+        header = {"about": json.dumps(about, allow_nan=False)}
+        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=header)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`save_tensors` wrote.
+
+    :raises TrainingError: the file is missing, damaged, or another kind of file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["about"])
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118, it is no dict
+    except FileNotFoundError:
+        raise TrainingError(f"{path.name} does not exist; train first") from None
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise TrainingError(f"{path.name} is damaged or not ours ({error}); delete it to start again") from None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the ``record.json`` of a finished run.
+
+    :raises TrainingError: the file is missing, no JSON, or of another schema.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TrainingError(f"{path.name} does not exist; train first") from None
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path.name} is damaged ({error}); delete it to start again") from None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise TrainingError(f"{path.name} is not a record of schema {SCHEMA}; train again to write one")
+    return record
+
+
+def load_trained(table: Table, path: str | Path) -> FTTransformer:
+    """The model whose weights :func:`train` wrote, in evaluation mode.
+
+    :param table: the table it was trained on.
+    :param path: ``best.safetensors`` or an ``epoch_*.safetensors``.
+    :raises TrainingError: no such file, not ours, or trained on another table.
+    """
+    tensors, about = load_tensors(Path(path))
+    if about["settings"]["table_digest"] != table.digest:
+        raise TrainingError(f"{Path(path).name} was trained on another table than this {table.name}; pass that one")
+    model = build(table, about["settings"]["blocks"], 0)
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+# Evaluation ---------------------------------------------------------------------------------------------------------
+
+
+def measure_rows(model: FTTransformer, X: np.ndarray) -> dict[str, Any]:
+    """How often the equality condition (book: thm-equality) holds in a model's attention, row by row of a table.
+
+    The last block queries cls alone: its attention is 1 x N, no Markov chain, and is left out. Heads are averaged
+    first; restriction to the feature tokens comes last and renormalises.
+
+    :param model: in evaluation mode, of two blocks or more.
+    :param X: prepared rows, float32, shape (rows, features).
+    :return: for JSON. ``features`` and ``all``, the two token sets, each with lists by layer: ``held``, the rows that
+        satisfy the condition; ``kappa`` and ``margin``, quantiles over rows; ``failing_gap``, the median relative gap
+        of the rows that do not, None where all do; ``near_ties``; ``averaged``, verdict, kappa, margin and relative gap
+        of the matrix averaged over rows. ``attention``: that matrix on all tokens, cls first. ``pairs``: the ten
+        commonest first maximising pairs of features, as ``[i, j, rows]``, features counted from 0.
+    """
+    features, tokens = X.shape[1], X.shape[1] + 1
+    content = torch.arange(tokens) > 0
+    on: dict[str, dict[int, list[EqualityReport]]] = {"features": {}, "all": {}}
+    totals: dict[int, Tensor] = {}
+
+    def sink(layer: int, weights: Tensor) -> None:
+        averaged = torch.from_numpy(mean_of_heads(weights.contiguous().numpy()))
+        on["all"].setdefault(layer, []).append(check_equality(averaged))
+        on["features"].setdefault(layer, []).append(check_equality(averaged, tokens=content))
+        totals[layer] = totals.get(layer, 0) + averaged.sum(0)
+
+    for rows in torch.from_numpy(X).split(ROWS_AT_A_TIME):
+        stream_attention(model, (rows, None), sink)
+    whole = torch.stack([totals[layer] for layer in sorted(totals)]) / len(X)
+    averaged = {"features": check_equality(whole, tokens=content), "all": check_equality(whole)}
+
+    def values(name: str, layer: int, what: str) -> Tensor:
+        return torch.cat([getattr(report, what) for report in on[name][layer]])
+
+    layers = range(len(whole))
+    found: dict[str, Any] = {"n": len(X)}
+    for name in on:
+        held = [values(name, layer, "holds") for layer in layers]
+        gaps = [values(name, layer, "relative_gap")[~held[layer]] for layer in layers]
+        margins = [values(name, layer, "margin") for layer in layers]
+        found[name] = {
+            "held": [int(one.sum()) for one in held],
+            "kappa": [_quantiles(values(name, layer, "kappa")) for layer in layers],
+            "margin": [_quantiles(one) for one in margins],
+            "failing_gap": [_short(one.median()) if len(one) else None for one in gaps],
+            "near_ties": [int((one < NEAR_TIE).sum()) for one in margins],
+            "averaged": {
+                "holds": averaged[name].holds.tolist(),
+                **{what: [_short(v) for v in getattr(averaged[name], what)] for what in ("kappa", "margin")},
+                "gap": [_short(value) for value in averaged[name].relative_gap],
+            },
+        }
+    found["attention"] = [[[_short(entry) for entry in row] for row in matrix] for matrix in whole]
+    found["pairs"] = []
+    for layer in layers:
+        codes = values("features", layer, "pair") @ torch.tensor([features, 1])
+        code, count = codes.unique(return_counts=True)
+        common = count.sort(descending=True, stable=True).indices[:10]
+        found["pairs"].append([[int(code[k]) // features, int(code[k]) % features, int(count[k])] for k in common])
+    return found
+
+
+def _short(value: Tensor) -> float:
+    """Six significant digits, enough for people and for a file."""
+    return float(f"{float(value):.6g}")
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    """5%, median and 95%."""
+    return [_short(value) for value in values.quantile(values.new_tensor([0.05, 0.5, 0.95]))]
+
+
+def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: int = 20) -> dict[str, Any]:
+    """What a row of the paper's Table 3 needs, from runs that :func:`train` has finished, and the null beside it.
+
+    The condition is counted on the first 4000 rows of the test part, in the order of the split (all, if there are
+    fewer); the paper's rule is not known. The null is the same count on models that were never trained, seeded from
+    `UNTRAINED_SEED` on, each with its own preparation of the table, as training has. For comparison the trained models
+    are also measured on all test rows.
+
+    :param folder: with one folder ``seed_...`` a run.
+    :param untrained: how many models the null has.
+    :return: for JSON; its ``digest`` is the sha256 of the rest.
+    :raises TrainingError: a run that is not finished, is of another table or has one block; runs that differ in more
+        than the seed.
+    """
+    started, clock = provenance.now(), time.monotonic()
+    runs = []
+    for seed in seeds:
+        one = Path(folder) / f"seed_{seed}"
+        record = read_record(one / "record.json")
+        if record["settings"]["blocks"] == 1:
+            raise TrainingError("a model of one block queries cls alone: no attention to measure; train two blocks")
+        whole = prepare(table, seed).X["test"]
+        X = whole[:ROWS_MEASURED]
+        through = []
+        for path in sorted(one.glob("epoch_*.safetensors")):
+            epoch = load_tensors(path)[1]["epoch"]
+            found = measure_rows(load_trained(table, path), X)
+            through.append({"epoch": epoch, "validation": record["history"]["val"][epoch - 1] if epoch else None})
+            through[-1] |= _brief(found)
+        model = load_trained(table, one / "best.safetensors")
+        runs.append(record | {"attention": measure_rows(model, X), "through_training": through})
+        runs[-1]["attention_all_test_rows"] = _brief(measure_rows(model, whole))
+    if not runs:
+        raise TrainingError("there are no seeds; pass those of finished runs")
+    shared = {key: value for key, value in runs[0]["settings"].items() if key != "seed"}
+    for record in runs:
+        _same(shared, {key: value for key, value in record["settings"].items() if key != "seed"}, Path(folder))
+    null = []
+    for seed in range(UNTRAINED_SEED, UNTRAINED_SEED + untrained):
+        model = build(table, shared["blocks"], seed).eval()
+        null.append({"seed": seed} | _brief(measure_rows(model, prepare(table, seed).X["test"][:ROWS_MEASURED])))
+    record = {
+        "schema": SCHEMA,
+        "provenance": {
+            "settings": shared,
+            "versions": provenance.versions(PACKAGES),
+            "machine": provenance.machine(),
+            "commit": provenance.git_commit(Path(__file__).parent),
+            "started": started,
+            "seconds": round(time.monotonic() - clock, 1),
+        },
+        "table": table.name,
+        "features": list(table.features),
+        "rows_measured": f"the first {len(X)} of the {len(table.y['test'])} test rows, in the order of the split",
+        "baselines": baselines(table),
+        "runs": runs,
+        "untrained": null,
+    }
+    return record | {"digest": _digest(record)}
+
+
+def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of :func:`measure_rows`, what is kept of a model among many: counts, and medians of kappa and margin."""
+    brief: dict[str, Any] = {"n": found["n"]}
+    for name in ("features", "all"):
+        brief[name] = {"held": found[name]["held"], "averaged": found[name]["averaged"]["holds"]}
+        brief[name] |= {what: [quantiles[1] for quantiles in found[name][what]] for what in ("kappa", "margin")}
+    return brief
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return provenance.digest(json.dumps(record, sort_keys=True, allow_nan=False).encode())
+
+
+def save_evaluation(record: Mapping[str, Any], path: str | Path) -> None:
+    """Write what :func:`evaluate` returned as JSON, whole or not at all; a list of numbers takes one line."""
+    text = json.dumps(record, indent=1, allow_nan=False)
+    write_text(path, re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+
+
+def read_evaluation(path: str | Path) -> dict[str, Any]:
+    """Read what :func:`save_evaluation` wrote.
+
+    :raises TrainingError: no such file, no JSON, another schema, or contents that do not match their digest.
+    """
+    record = read_record(Path(path))
+    if record.get("digest") != _digest({key: value for key, value in record.items() if key != "digest"}):
+        raise TrainingError(f"{Path(path).name} does not match its digest: it was changed after it was written")
+    return record
+
+
+def against_null(record: Mapping[str, Any]) -> pd.DataFrame:
+    """Trained against untrained models, layer by layer, printable text: like with like, the same tokens and rows.
+
+    :param record: what :func:`evaluate` returned.
+    :return: one row a token set and layer, and one for all layers. Shares are in per cent: of every seed, and of the
+        untrained models the mean, the standard deviation and the range over models. kappa and margin are medians over
+        rows, and then over models, in brackets those of the untrained.
+    """
+    rows = []
+    runs, null = [_brief(run["attention"]) for run in record["runs"]], record["untrained"]
+    for name in ("features", "all"):
+        of_runs, of_null = (
+            np.array([np.divide(model[name]["held"], model["n"]) for model in models]) * 100 for models in (runs, null)
+        )
+        layers = of_runs.shape[1]
+        for layer in (*range(layers), None):
+            which = slice(None) if layer is None else slice(layer, layer + 1)
+            trained, untrained = of_runs[:, which].mean(1), of_null[:, which].mean(1)
+            row = {
+                "tokens": name,
+                "layer": "all" if layer is None else str(layer + 1),
+                "trained, %": ", ".join(f"{share:.1f}" for share in trained),
+                "untrained, %": f"{untrained.mean():.1f} \N{PLUS-MINUS SIGN} {untrained.std(ddof=1):.1f}",
+                "range": f"{untrained.min():.1f} to {untrained.max():.1f}",
+            }
+            for what in ("kappa", "margin"):
+                medians = [
+                    f"{np.median([model[name][what][layer] for model in models]):.1g}" if layer is not None else ""
+                    for models in (runs, null)
+                ]
+                row[f"{what} (untrained)"] = "{} ({})".format(*medians) if layer is not None else ""
+            rows.append(row)
+    return pd.DataFrame(rows).set_index(["tokens", "layer"])
