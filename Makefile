@@ -3,7 +3,7 @@
 # make test-slow   the tests that take minutes
 # make html        render the committed notebooks
 # make run         execute the notebooks that changed, into book/   (PROFILE=paper: the paper's sizes, into runs/paper/)
-# make bench       time the kernel beside what one would use instead, into results/kernel.json
+# make bench       time the kernel beside what one would use instead, and whole runs: results/kernel.json, measure.json
 # make clean       remove what the targets above made, but for .venv and runs/
 
 PYTHON ?= python3
@@ -43,6 +43,7 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/kernel.py
+	@$(BIN)/python benchmarks/measure.py
 
 test-slow: $(INSTALLED)
 	@$(BIN)/python -m pytest -m slow

@@ -481,9 +481,11 @@ def _read_any_size(model: nn.Module) -> None:
     """
     embeddings = getattr(model, "embeddings", None)
     if embeddings is not None and "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters:
-        embeddings.register_forward_pre_hook(
-            lambda module, args, kwargs: (args, kwargs | {"interpolate_pos_encoding": True}), with_kwargs=True
-        )
+        embeddings.register_forward_pre_hook(_interpolating, with_kwargs=True)
+
+
+def _interpolating(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, kwargs | {"interpolate_pos_encoding": True}
 
 
 @contextmanager
@@ -588,7 +590,8 @@ def _snapshot(name: str, repository: str, revision: str | None, choose: Callable
     else:
         wanted = choose(files)
         if lacking := sorted(set(wanted) - files):
-            raise ModelError(f"{of} holds no {', '.join(lacking)}; pickled weights are not read: use another model")
+            pickled = "; pickled weights are not read" if lacking[-1].endswith(".safetensors") else ""
+            raise ModelError(f"{of} holds no {', '.join(lacking)}{pickled}: use another model")
         try:
             paths = [Path(hf_hub_download(repository, file, revision=revision)) for file in wanted]
         except Exception as error:

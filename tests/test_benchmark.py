@@ -62,7 +62,8 @@ def check_layout(record, sizes):
     assert {*kinds, "underflowing", "uniform", "two_class", "circulant", "near_tied"} == record["kinds_257"].keys()
     assert record["functions_257"].keys() == {"dobrushin_coefficient", "check_equality", "leave_one_out"}
     whole = record["end_to_end"]
-    assert whole.keys() == {"sdpa forward", "forward with capture", "measure", "images", "threads"}
+    calls = {"sdpa forward", "forward with capture", "measure", "measure with depth bounds"}
+    assert whole.keys() == {*calls, "images", "threads"}
     for part in (record["kinds_257"], record["functions_257"], whole):
         assert all(map(positive, part.values()))
 
@@ -101,3 +102,32 @@ def test_rivals_compute_the_distances_of_all_pairs(kernel_benchmark, n):
     for name, call in kernel_benchmark.RIVALS.items():
         times = sum(float(part.sum()) for part in call(A)) / once
         assert times == pytest.approx(round(times), rel=1e-5) and round(times) in (1, 2), name
+
+
+# Whole runs
+
+
+def check_runs(record, sizes):
+    """Layout of results/measure.json, and what it claims that no clock decides."""
+    assert [(row["inputs"], row["workers"]) for row in record["rows"]] == [(n, w) for n in sizes for w in (1, 2)]
+    assert all(positive(row["seconds"]) and positive(row["peak_mb"]) for row in record["rows"])
+    assert record["workers_change_no_bit"] is True
+    assert record["line"].keys() == {"seconds_an_input", "seconds_to_start", "largest_deviation"}
+    assert positive(record["line"]["seconds_an_input"])
+
+
+def test_a_tiny_benchmark_of_runs_leaves_a_whole_record(tmp_path):
+    spec = importlib.util.spec_from_file_location("measure_benchmark", ROOT / "benchmarks" / "measure.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(tmp_path / "measure.json", (17, 18))  # of two blocks, so that there is one for each worker
+    check_runs(json.loads((tmp_path / "measure.json").read_text()), (17, 18))
+
+
+def test_the_committed_record_of_runs_shows_flat_memory_and_linear_time():
+    record = json.loads((ROOT / "results" / "measure.json").read_text())
+    check_runs(record, (32, 64, 128))
+    alone = [row["peak_mb"] for row in record["rows"] if row["workers"] == 1]
+    assert max(alone) <= 1.1 * min(alone), "four times the inputs, the same memory"
+    assert record["line"]["largest_deviation"] <= 0.1
+    assert re.fullmatch(r"[0-9a-f]{40}", record["provenance"]["commit"]), "of a checkout without changes"

@@ -4,6 +4,7 @@ The models are narrow, but have the depth, heads, config, processor and weights'
 """
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -168,7 +169,7 @@ def test_text_stands_between_the_special_tokens(name: str, start: int, stop: int
 def test_a_vit_reads_other_sizes(hub: Hub, tmp_path: Path) -> None:
     save("vit-base", tmp_path)
     hub.publish(MODELS["vit-base"].source, tmp_path)
-    model = load_model("vit-base")
+    model = pickle.loads(pickle.dumps(load_model("vit-base")))  # as a cluster's workers get it
     for size in (64, 224, 256):
         inputs = read_inputs("embedded", "vit-base", 1, size=size)
         assert model(**inputs.batch(0, 1)).last_hidden_state.shape[1] == 1 + (size // 16) ** 2

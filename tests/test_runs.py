@@ -426,19 +426,14 @@ def cluster(tmp_path):
         return process
 
     start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
-    workers = [
-        start(
-            "worker", "--scheduler-file", str(file), "--nworkers", "1", "--nthreads", "1", "--no-nanny",
-            "--no-dashboard", "--host", "127.0.0.1",
-        )
-        for _ in range(2)
-    ]  # fmt: skip
     try:
         waited = time.monotonic()
-        while not file.exists():
+        while not (file.exists() and file.read_text().endswith("}")):  # it is written in place
             assert time.monotonic() - waited < 60, "the scheduler did not start"
             time.sleep(0.1)
         address = json.loads(file.read_text())["address"]
+        options = ("--nworkers", "1", "--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1")
+        workers = [start("worker", address, *options) for _ in range(2)]
         from distributed import Client
 
         with Client(address, timeout=60, set_as_default=False) as client:
