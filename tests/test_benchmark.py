@@ -110,10 +110,12 @@ def test_rivals_compute_the_distances_of_all_pairs(kernel_benchmark, n):
 def check_runs(record, sizes):
     """Layout of results/measure.json, and what it claims that no clock decides."""
     assert [(row["inputs"], row["workers"]) for row in record["rows"]] == [(n, w) for n in sizes for w in (1, 2)]
-    assert all(positive(row["seconds"]) and positive(row["peak_mb"]) for row in record["rows"])
+    assert all(all(map(positive, (row["seconds"], row["cpu_seconds"], row["peak_mb"]))) for row in record["rows"])
     assert record["workers_change_no_bit"] is True
-    assert record["line"].keys() == {"seconds_an_input", "seconds_to_start", "largest_deviation"}
-    assert positive(record["line"]["seconds_an_input"])
+    assert record["line"].keys() == {
+        "cpu_seconds_an_input", "cpu_seconds_to_start", "largest_deviation"
+    }  # fmt: skip
+    assert positive(record["line"]["cpu_seconds_an_input"])
 
 
 def test_a_tiny_benchmark_of_runs_leaves_a_whole_record(tmp_path):
@@ -130,4 +132,6 @@ def test_the_committed_record_of_runs_shows_flat_memory_and_linear_time():
     alone = [row["peak_mb"] for row in record["rows"] if row["workers"] == 1]
     assert max(alone) <= 1.1 * min(alone), "four times the inputs, the same memory"
     assert record["line"]["largest_deviation"] <= 0.1
+    cpu = {(row["inputs"], row["workers"]): row["cpu_seconds"] for row in record["rows"]}
+    assert all(cpu[n, 2] <= 0.65 * cpu[n, 1] for n in (32, 64, 128)), "each of two workers does about half"
     assert re.fullmatch(r"[0-9a-f]{40}", record["provenance"]["commit"]), "of a checkout without changes"
