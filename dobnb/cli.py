@@ -354,5 +354,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dobnb: error: {error}; install the extras: pip install -e '.[book,test]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        _say("\ndobnb: interrupted; nothing half-written is left, and the same `measure` goes on from there")
+        _say("\ndobnb: interrupted; nothing half-written is left behind; run the same command again")
         return 130

@@ -357,7 +357,7 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=30)
     assert running.returncode == 130
-    assert errors.strip() == "dobnb: interrupted; nothing half-written is left behind"
+    assert errors.strip() == "dobnb: interrupted; nothing half-written is left behind; run the same command again"
     assert not notebook_of(root).exists() and not (root / "results").exists()
     with pytest.raises(ProcessLookupError):  # the kernel is gone, too
         for _ in range(100):

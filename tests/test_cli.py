@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(cli, "_progress", lambda: interrupt)
         assert cli.main(texts(prose, tmp_path / "out")) == 130
-    assert "the same `measure` goes on from there" in capsys.readouterr().err
+    assert "run the same command again" in capsys.readouterr().err
     assert cli.main(texts(prose, tmp_path / "out")) == 0
     printed = capsys.readouterr()
     assert "skipped 1 of 2 blocks, 32 inputs: they are measured" in printed.err and "40/40 inputs" in printed.err
