@@ -40,7 +40,8 @@ def work(n: int, k: int, m: int, out: str) -> dict[str, float]:
     run(job, out, shard=(k, m))
     seconds, cpu = time.monotonic() - began, time.process_time() - worked
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "peak_mb": round(peak / (1e6 if sys.platform == "darwin" else 1e3))}
+    megabytes = peak / (1e6 if sys.platform == "darwin" else 1e3)
+    return {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "peak_mb": round(megabytes)}
 
 
 def spread(n: int, workers: int, folder: Path) -> tuple[dict[str, Any], Measurement]:

@@ -158,8 +158,9 @@ def _reduce(have: Mapping[int, Path], fingerprint: str) -> Tallies:
 def _finish(out: Path, about: Mapping[str, Any], total: Tallies, started: str, matrices: bool) -> Measurement:
     found = measurement_of(about, total, started)
     if matrices:
-        _save_matrices(out / "matrices.npz", total)
-    found.save(out / "result.json")
+        _check_size(total)
+        _guarded(out, lambda: _save_matrices(out / "matrices.npz", total))
+    _guarded(out, lambda: found.save(out / "result.json"))
     shutil.rmtree(out / "blocks", ignore_errors=True)
     return found
 
@@ -179,7 +180,6 @@ def _check_size(tallies: Tallies) -> None:
 
 def _save_matrices(path: Path, tallies: Tallies) -> None:
     """``averaged``, (L, N, N); ``roles``, (N,); and what is known of each input, by the names of :class:`Tallies`."""
-    _check_size(tallies)
     with replacing(path) as file:
         np.savez(
             file, averaged=tallies.averaged(), roles=np.array(tallies.roles), inputs=tallies.inputs, **tallies.by_input

@@ -244,23 +244,28 @@ def test_lost_settings_and_another_schema_are_refused(tmp_path):
 # Full disk ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_loses_no_block(tmp_path, undisturbed, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "blocks"),
+    [(1, 0), (4, 2), (7, 5), (8, 5)],  # settings, the third block, the matrices, the result
+)
+def test_a_full_disk_loses_no_block(tmp_path, undisturbed, monkeypatch, number, blocks):
     replace, writes = os.replace, []
 
     def full(source, target):
         writes.append(target)
-        if len(writes) == 4:
+        if len(writes) == number:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         replace(source, target)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
         with pytest.raises(MeasurementError, match="No space left on device; make room, then run the same command"):
-            run(job(), tmp_path)
+            run(job(), tmp_path, matrices=True)
     assert [name for name in files(tmp_path) if ".tmp" in name] == []
     said = []
-    assert same(run(job(), tmp_path, tell=said.append), undisturbed)
-    assert said == ["skipped 2 of 5 blocks, 8 inputs: they are measured"]
+    assert same(run(job(), tmp_path, matrices=True, tell=said.append), undisturbed)
+    skipped = f"skipped {blocks} of 5 blocks, {min(4 * blocks, 18)} inputs: they are measured"
+    assert said == ([skipped] if blocks else []) and files(tmp_path) == ["matrices.npz", "result.json"]
 
 
 def test_a_file_that_cannot_grow_is_not_left_half_written(tmp_path, undisturbed):
