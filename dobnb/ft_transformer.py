@@ -211,6 +211,7 @@ def _train(
             clock, epoch = time.monotonic(), len(history["val"]) + 1
             history["loss"].append(_epoch(model, optimizer, table, prepared, settings, epoch))
             history["val"].append(score(table, "val", predict(model, prepared.X["val"], prepared, table)))
+            _check_finite(history["val"][-1], f"the validation {table.metric} is {history['val'][-1]} in epoch {epoch}")
             history["seconds"].append(round(time.monotonic() - clock, 2))
             if stopping.best() == epoch:
                 best = {name: value.clone() for name, value in model.state_dict().items()}
@@ -267,15 +268,16 @@ def _epoch(
             output = model(X[rows], None).squeeze(-1)
         loss = loss_of(output.float(), y[rows])
         value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss is {value} in epoch {epoch}, step {step}: training has diverged; "
-                "look at the features, or start again with another seed"
-            )
+        _check_finite(value, f"the loss is {value} in epoch {epoch}, step {step}")
         loss.backward()
         optimizer.step()
         losses.append(value)
     return sum(losses) / len(losses)
+
+
+def _check_finite(value: float, what: str) -> None:
+    if not math.isfinite(value):
+        raise TrainingError(f"{what}: training has diverged; look at the features, or start again with another seed")
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     monkeypatch.setattr(ft_transformer, "LEARNING_RATE", 1e30)
     with pytest.raises(TrainingError, match=r"the loss is (nan|inf) in epoch 1, step [2-9]: training has diverged"):
         train(table, blocks=1, seed=0, folder=tmp_path, batch_size=32)
+    with pytest.raises(TrainingError, match=r"the validation RMSE is (nan|inf) in epoch 1: training has diverged"):
+        train(table, blocks=1, seed=0, folder=tmp_path / "one step", batch_size=300)
     assert not (tmp_path / "record.json").exists()
 
 
