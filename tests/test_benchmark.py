@@ -118,6 +118,7 @@ def check_runs(record, sizes):
     assert positive(record["line"]["cpu_seconds_an_input"])
 
 
+@pytest.mark.slow
 def test_a_tiny_benchmark_of_runs_leaves_a_whole_record(tmp_path):
     spec = importlib.util.spec_from_file_location("measure_benchmark", ROOT / "benchmarks" / "measure.py")
     module = importlib.util.module_from_spec(spec)
