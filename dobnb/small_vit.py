@@ -419,8 +419,8 @@ def evaluate(
     """What the runs in a folder learnt and what became of their attention, through training, beside untrained models.
 
     All are measured on the 500 test images, through training (the last step is the trained model), and once trained
-    also with patches hidden as in reconstruction, ``some_hidden``. The null is the same architecture with random weights, seeded from
-    `UNTRAINED_SEED` on; the objectives share it, for an untrained model knows nothing of them.
+    also with patches hidden as in reconstruction, ``some_hidden``. The null is the same architecture with random
+    weights, seeded from `UNTRAINED_SEED` on; the objectives share it, for an untrained model knows nothing of them.
 
     :param folder: with one folder ``OBJECTIVE/seed_...`` a run.
     :param untrained: how many models the null has.
