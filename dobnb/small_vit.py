@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -468,3 +469,68 @@ def evaluate(
         "runs": runs,
         "untrained": null,
     })
+
+
+def against_null(record: Mapping[str, Any]) -> pd.DataFrame:
+    """Both objectives beside untrained models, layer by layer, printable text.
+
+    :param record: what :func:`evaluate` returned.
+    :return: one row a token set and layer, and one for all layers; a column an objective, and one for the untrained:
+        the share of images that satisfy the condition in per cent, mean and standard deviation over models, and in
+        brackets the medians of kappa and margin.
+    """
+    models: dict[str, list[Mapping[str, Any]]] = {}
+    for run in record["runs"]:
+        models.setdefault(run["settings"]["objective"], []).append(run["through_training"][-1])
+    models["untrained"] = record["untrained"]
+    rows = []
+    for tokens in TOKENS:
+        layers = len(record["untrained"][0][tokens]["held"])
+        for layer in (*range(layers), None):
+            row = {"tokens": tokens, "layer": "all" if layer is None else str(layer + 1)}
+            for name, ones in models.items():
+                shares = np.array([np.multiply(100 / one["n"], one[tokens]["held"]) for one in ones])
+                of_model = shares.mean(1) if layer is None else shares[:, layer]
+                spread = f" \N{PLUS-MINUS SIGN} {of_model.std(ddof=1):.0f}" if len(ones) > 1 else ""
+                row[name] = f"{of_model.mean():.0f}{spread}"
+                if layer is not None:
+                    kappa, margin = (
+                        np.median([one[tokens][what][layer][1] for one in ones]) for what in ("kappa", "margin")
+                    )
+                    row[name] += f" ({kappa:.2f}, {margin:.0e})"
+            rows.append(row)
+    return pd.DataFrame(rows).set_index(["tokens", "layer"])
+
+
+def who_attends(record: Mapping[str, Any]) -> pd.DataFrame:
+    """What the verdicts hang on, layer by layer, for each objective and the untrained, means over models.
+
+    :param record: what :func:`evaluate` returned.
+    :return: what a patch gives to itself and to cls, as multiples of the 1/17 of uniform attention; in what per cent of
+        the images cls is in the maximising pair on all tokens, and of the failing images in what per cent; the median
+        gap of the images that fail on patches, in per cent of kappa/2.
+    """
+    models: dict[str, list[Mapping[str, Any]]] = {}
+    for run in record["runs"]:
+        models.setdefault(run["settings"]["objective"], []).append(run["through_training"][-1])
+    models["untrained"] = record["untrained"]
+    rows = []
+    for name, ones in models.items():
+        for layer in range(len(ones[0]["cls_pairs"])):
+            n = sum(one["n"] for one in ones)
+            failing = n - sum(one["all"]["held"][layer] for one in ones)
+            cls_failing = sum(one["cls_failing"][layer] for one in ones)
+            gaps = [one["content"]["failing_gap"][layer] for one in ones]
+            gaps = [gap for gap in gaps if gap is not None]
+            rows.append({
+                "models": name,
+                "layer": layer + 1,
+                **{
+                    f"to {to}, x 1/17": f"{(PATCHES + 1) * np.mean([one['mass'][to][layer] for one in ones]):.2f}"
+                    for to in ("itself", "cls")
+                },
+                "cls in pair, %": f"{100 * sum(one['cls_pairs'][layer] for one in ones) / n:.0f}",
+                "of failing, %": f"{100 * cls_failing / failing:.0f}" if failing else "none fail",
+                "gap, % of kappa/2": f"{100 * np.mean(gaps):.1f}" if gaps else "none fail",
+            })
+    return pd.DataFrame(rows).set_index(["models", "layer"])
