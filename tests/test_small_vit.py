@@ -13,10 +13,11 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.datasets import load_digits
 from timm.models.vision_transformer import VisionTransformer
 
-from dobnb import cli, small_vit
+from dobnb import cli, plots, small_vit
 from dobnb.small_vit import (
     OBJECTIVES,
     Digits,
+    against_null,
     build,
     digits,
     distort,
@@ -30,6 +31,7 @@ from dobnb.small_vit import (
     reconstruct,
     score,
     train,
+    who_attends,
 )
 from dobnb.training import TrainingError, load_tensors, read_evaluation, read_record, save_evaluation
 
@@ -355,6 +357,62 @@ def test_the_command_trains_and_reads_what_is_finished(tmp_path: Path, capsys: p
     assert capsys.readouterr().out.splitlines() == [*first[1:-1:2], first[-1]]
     assert cli.main([*command, "--objective", "labels", "--epochs", "2"]) == 2
     assert "holds a run with another epochs and updates" in capsys.readouterr().err
+
+
+# Tables and figures -------------------------------------------------------------------------------------------------
+
+
+def synthetic() -> dict:
+    """Two layers, ten images; two seeds an objective, two untrained models."""
+
+    def model(content: list[int], everything: list[int], kappa: float) -> dict:
+        part = {"kappa": [[0.0, kappa, 1.0]] * 2, "margin": [[0.0, 0.02, 1.0]] * 2, "failing_gap": [None, 0.25]}
+        return {
+            "n": 10, "content": {"held": content, **part}, "all": {"held": everything, **part},
+            "cls_pairs": [1, 4], "cls_failing": [0, 3], "mass": {"itself": [1 / 17, 2 / 17], "cls": [0.0, 1.0]},
+        }  # fmt: skip
+
+    def run(objective: str, seed: int, content: list[int]) -> dict:
+        steps = [
+            {"epoch": 0, "test": 0.1, **model([0, 0], [10, 10], 0.1)},
+            {"epoch": 1, "test": 0.9, **model(content, [10, 4], 0.5)},
+        ]
+        return {"settings": {"objective": objective, "seed": seed}, "metric": "accuracy", "through_training": steps}
+
+    return {
+        "runs": [run("labels", 0, [10, 0]), run("labels", 1, [6, 2]), run("masked", 0, [10, 10]),
+                 run("masked", 1, [10, 10])],
+        "untrained": [model([0, 10], [5, 5], 0.2), model([10, 10], [5, 5], 0.2)],
+    }  # fmt: skip
+
+
+def test_tables_by_hand() -> None:
+    found = against_null(synthetic())
+    assert found.loc[("content", "1"), "labels"] == "80 \N{PLUS-MINUS SIGN} 28 (0.50, 2e-02)"  # 100 and 60
+    assert found.loc[("content", "all"), "labels"] == "45 \N{PLUS-MINUS SIGN} 7"  # 50 and 40
+    assert found.loc[("content", "2"), "masked"] == "100 \N{PLUS-MINUS SIGN} 0 (0.50, 2e-02)"
+    assert found.loc[("content", "1"), "untrained"] == "50 \N{PLUS-MINUS SIGN} 71 (0.20, 2e-02)"
+    assert found.loc[("all", "2"), "labels"] == "40 \N{PLUS-MINUS SIGN} 0 (0.50, 2e-02)"
+    found = who_attends(synthetic())
+    assert found.loc[("labels", 2)].tolist() == ["2.00", "17.00", "40", "50", "25.0"]  # 6 of 20 of 12 that fail
+    assert found.loc[("labels", 1)].tolist() == ["1.00", "0.00", "10", "none fail", "none fail"]
+
+
+def test_figures_show_the_record() -> None:
+    record = synthetic()
+    axes = plots.objectives_by_layer(record).axes
+    bold = [line for line in axes[0].lines if line.get_label() in ("labels", "masked", "untrained")]
+    assert [list(line.get_ydata()) for line in bold] == [[50, 100], [80, 10], [100, 100]]
+    assert list(axes[2].lines[1].get_ydata()) == [0.5, 0.5]
+    runs = [run for run in record["runs"] if run["settings"]["objective"] == "labels"]
+    heat = plots.layers_through_training({"labels": runs}).axes[0]
+    assert [text.get_text() for text in heat.texts] == ["0", "80", "0", "10"]  # layer 1 at both epochs, then layer 2
+    assert [label.get_text() for label in heat.get_xticklabels()] == ["0\n0.10", "1\n0.90"]
+    kappa = plots.layers_through_training({"labels": runs}, "kappa").axes[0]
+    assert [text.get_text() for text in kappa.texts] == ["10", "50"] * 2
+    maps = plots.pair_members({"labels": np.arange(32).reshape(2, 4, 4)}).axes
+    assert len(maps) == 2 and maps[0].images[0].get_array()[3, 3] == 1
+    assert maps[1].images[0].get_array()[0, 0] == 16 / 31
 
 
 # The record ---------------------------------------------------------------------------------------------------------
