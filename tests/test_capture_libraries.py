@@ -441,7 +441,7 @@ def test_a_row_that_is_masked_throughout():
     model, inputs = build("torch encoder, padded")
     inputs["mask"] = torch.zeros(12, 12, dtype=torch.bool)
     inputs["mask"][4] = True
-    refused("MaskedRowError", "layer 0: row 4 of input 0, head 0", model, inputs)
+    refused("MaskedRowError", "leaves token 4 of input 0 nothing", model, inputs)
 
 
 @pytest.mark.parametrize("name", ["timm vit", "torchvision vit", "torch encoder"])

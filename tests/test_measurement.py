@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from tiny import noise, tiny, tiny_bert, without_time
+from torch import nn
 from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
 from dobnb import Measurement, depth_bounds, measure
+from dobnb.errors import PaddingError
 from dobnb.inputs import Inputs, from_tensors
 from dobnb.measurement import MeasurementError, by_layer, failures, flips, measurement_of, percent, table
 from dobnb.published import TABLE_1, TABLE_4, compare_table_1, compare_table_4
@@ -268,6 +270,72 @@ def test_padding_is_dropped_where_content_is_told():
     model, sentences = tiny_bert(), text(SENTENCES)
     told = measure(model, sentences, batch_size=4, content=lambda batch: batch["input_ids"] < 100)
     assert told.per_input == measure(model, sentences, batch_size=4).per_input
+
+
+class Reader(nn.Module):
+    """Words as vectors; `hide` is the encoder's name for the mask, and who passes it calls it `lengths`."""
+
+    def __init__(self, hide="src_key_padding_mask"):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(24, 3, 32, batch_first=True)
+        self.encoder, self.hide = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), hide
+        with torch.no_grad():
+            for parameter in self.encoder.parameters():
+                parameter.normal_(0, 0.4)
+
+    def forward(self, words, lengths=None):
+        if lengths is None or self.hide is None:
+            return self.encoder(words)
+        hidden = torch.arange(words.shape[1]) >= lengths.unsqueeze(1)
+        if self.hide == "mask":  # one matrix a head
+            square = hidden[:, None, None].expand(-1, 3, words.shape[1], -1).flatten(0, 1)
+            return self.encoder(words, mask=torch.zeros(square.shape).masked_fill_(square, -torch.inf))
+        return self.encoder(words, **{self.hide: hidden})
+
+
+WORDS = torch.randn(4, 7, 24, generator=torch.Generator().manual_seed(2))
+LENGTHS = torch.tensor([7, 4, 5, 7])
+
+
+@pytest.mark.parametrize("hide", ["src_key_padding_mask", "mask"])
+def test_padding_is_dropped_by_whatever_name_the_model_takes_its_mask(hide):
+    """Each padded input measures as it does alone, cut to its length; every token is said to be content."""
+    model = Reader(hide).eval()
+    padded = from_tensors({"words": WORDS, "lengths": LENGTHS}, "padded")
+    found = measure(model, padded, batch_size=4, content=torch.ones(7, dtype=torch.bool))
+    assert found.tallies.by_input["tokens"].tolist() == LENGTHS.tolist()
+    assert found.tallies.by_input["content_tokens"].tolist() == LENGTHS.tolist()
+    for i, length in enumerate(LENGTHS.tolist()):
+        alone = from_tensors({"words": WORDS[i : i + 1, :length]}, "alone")
+        one = measure(model, alone, batch_size=1, content=torch.ones(length, dtype=torch.bool))
+        for name, values in one.tallies.by_input.items():
+            np.testing.assert_allclose(found.tallies.by_input[name][i], values[0], atol=1e-6, err_msg=name)
+    counted = measure(Reader(None).eval(), padded, batch_size=4, content=torch.ones(7, dtype=torch.bool))
+    assert counted.tallies.by_input["tokens"].tolist() == [7] * 4, "the control: no mask, so the same tokens count"
+    assert counted.per_input["all_kappa"] != found.per_input["all_kappa"]
+
+
+def test_torchs_encoder_by_itself_drops_padding():
+    model = Reader().eval().encoder
+    hidden = torch.arange(7) >= LENGTHS.unsqueeze(1)
+    padded = from_tensors({"src": WORDS, "src_key_padding_mask": hidden}, "padded")
+    found = measure(model, padded, batch_size=2, content=torch.tensor([False] + [True] * 6))
+    assert found.tallies.by_input["tokens"].tolist() == [7, 4, 5, 7]
+    assert found.tallies.by_input["content_tokens"].tolist() == [6, 3, 4, 6]
+
+
+def test_a_mask_that_the_model_does_not_heed_is_refused():
+    """Its own attention_mask is true at padding, as torch has it, so what the inputs call padding is seen."""
+
+    class Turned(Reader):
+        def forward(self, words, attention_mask):
+            return self.encoder(words, src_key_padding_mask=attention_mask)
+
+    hidden = torch.arange(7) >= LENGTHS.unsqueeze(1)
+    given = from_tensors({"words": WORDS, "attention_mask": hidden}, "turned")
+    with pytest.raises(PaddingError, match="token 0 of input 0 is padding by the attention_mask, but"):
+        measure(Turned().eval(), given, content=torch.ones(7, dtype=torch.bool))
 
 
 def test_content_that_does_not_fit_is_refused():
