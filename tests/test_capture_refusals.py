@@ -180,10 +180,29 @@ def test_half_precision(dtype):
     refused("HalfPrecisionError", f"attention is {dtype}", model, inputs)
 
 
-def test_autocast():
-    model, inputs = build("dinov2")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["dinov2", "bert", "distilbert", "llama"])
+def test_autocast(name, dtype):
+    """With a mask in float32, softmax and weights are float32 too, of scores that are not."""
+    model, inputs = build(name)
+    with torch.autocast("cpu", dtype=dtype):
         refused("HalfPrecisionError", "leave autocast off", model, inputs)
+        seen = []
+        stream_attention(model, inputs, lambda layer, weights: seen.append(weights), allow_half=True)
+    assert len(seen) == 3
+
+
+def test_autocast_inside_the_model():
+    class Inside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(24, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.attention(x, x, x)[0]
+
+    refused("HalfPrecisionError", "leave autocast off", Inside().eval(), torch.rand(5, 2, 24))
 
 
 def test_nan():
