@@ -12,7 +12,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -32,11 +32,14 @@ from dobnb.errors import (
     UnsupportedModelError,
     WindowedAttentionError,
 )
-from dobnb.tokens import is_a
+from dobnb.tokens import arguments_of, is_a
 
 Emit = Callable[[Tensor, Tensor | None], None]
 """Called as ``emit(weights, mask)`` by every layer, in the order they run: weights (B, H, N, N), before dropout; mask,
 broadcastable to them, true where a token may be seen or what is added to the scores; None where nothing is masked."""
+
+Called = Callable[[PreTrainedModel, Mapping[str, Any]], None]
+"""Called as ``called(model, named)`` when a model of transformers that another module holds runs on inputs."""
 
 LOWEST = -1e4
 """A score that far down is masked: beside it exp of any other is 0. Not every library adds the least float or -inf."""
@@ -60,9 +63,10 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 _TORCH_ARGUMENTS = {*inspect.signature(nn.MultiheadAttention.forward).parameters} - {"self"}
 
 
-def exposed(model: nn.Module, emit: Emit) -> AbstractContextManager[Callable[[], None]]:
+def exposed(model: nn.Module, emit: Emit, called: Called) -> AbstractContextManager[Callable[[], None]]:
     """Every self-attention of `model` calls `emit` while the context lasts; then the model is as it was.
 
+    :param called: hears what a model of transformers inside `model` is called with, by name.
     :return: gives a function to call after the forward pass, which raises LayerCountError if a layer was left out, and
         NoAttentionError if all were.
     :raises CaptureError: a model whose attention cannot be read.
@@ -73,7 +77,27 @@ def exposed(model: nn.Module, emit: Emit) -> AbstractContextManager[Callable[[],
                 f"{type(model).__name__} attends within windows ({type(module).__name__}), so no matrix holds "
                 "the whole input; choose a model with global attention"
             )
-    return _transformers(model, emit) if isinstance(model, PreTrainedModel) else _modules(model, emit)
+    inner = _of_transformers(model)
+    return _modules(model, emit) if inner is None else _transformers(inner, emit, None if inner is model else called)
+
+
+def _of_transformers(model: nn.Module) -> PreTrainedModel | None:
+    """The model of transformers that `model` is or holds; None where all attention is of other libraries."""
+    found: dict[str, PreTrainedModel] = {}
+    others: list[str] = []
+    for name, module in model.named_modules():  # those that hold others come first
+        if any(name.startswith(f"{outer}.") or not outer for outer in found):
+            continue
+        if isinstance(module, PreTrainedModel):
+            found[name] = module
+        elif isinstance(module, nn.MultiheadAttention) or is_a(module, _RTDL_ATTENTION, *_TIMM_ATTENTION):
+            others.append(name)
+    if len(found) + bool(others) > 1 and found:
+        parts = ", ".join([f"{name} ({type(module).__name__})" for name, module in found.items()] + others[:1])
+        raise UnsupportedModelError(
+            f"{type(model).__name__} attends in several parts, {parts}, which make no single stack of layers; pass one"
+        )
+    return next(iter(found.values()), None)
 
 
 def skipped(module: nn.Module) -> None:
@@ -109,8 +133,10 @@ def _hand_over(run: _Run, module: nn.Module, weights: Tensor, mask: Tensor | Non
 # transformers
 
 @contextmanager
-def _transformers(model: PreTrainedModel, emit: Emit) -> Iterator[Callable[[], None]]:
-    layers = getattr(model.config, "num_hidden_layers", None)
+def _transformers(
+    model: PreTrainedModel, emit: Emit, called: Called | None
+) -> Iterator[Callable[[], None]]:
+    layers = _layers(model)
     parts = {name.rsplit(".")[-1] for name, _ in model.named_modules()}
     if not isinstance(layers, int) or (model.config.is_encoder_decoder and {"encoder", "decoder"} <= parts):
         raise UnsupportedModelError(
@@ -136,14 +162,30 @@ def _transformers(model: PreTrainedModel, emit: Emit) -> Iterator[Callable[[], N
                 "kind; choose a model that has softmax attention throughout"
             )
 
+    forward = model.forward
+
+    @wraps(forward)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _current.get() is count:
+            called(model, arguments_of(forward, *args, **kwargs))
+        return forward(*args, **kwargs)
+
     before = [(config, config._attn_implementation) for config in _configs(model)]
     try:
         model.set_attn_implementation(_NAME)
-        with _run(count):
+        with _run(count), nullcontext() if called is None else _covered(model, forward=wrapper):
             yield check
     finally:
         for config, implementation in before:  # outer configs first: setting one sets those inside it
             config._attn_implementation = implementation
+
+
+def _layers(model: PreTrainedModel) -> int | None:
+    """How many layers the model says it has; of BART's kind, the config's first number is of the encoder."""
+    config = model.config
+    if getattr(config, "is_decoder", False) or "Decoder" in type(model).__name__:
+        return getattr(config, "decoder_layers", getattr(config, "num_hidden_layers", None))
+    return getattr(config, "num_hidden_layers", None)
 
 
 def _nothing(model: PreTrainedModel) -> NoAttentionError | WindowedAttentionError:
@@ -264,9 +306,10 @@ def _attentions(model: nn.Module) -> dict[int, nn.Module]:
     name, found = type(model).__name__, {}
     for module in model.modules():
         kind = type(module)
-        if isinstance(module, PreTrainedModel | nn.Transformer):
+        if isinstance(module, nn.Transformer):
             raise UnsupportedModelError(
-                f"{name} holds a {kind.__name__}; pass that model itself, or its encoder or decoder alone"
+                f"{name} {'is' if module is model else 'holds'} an nn.Transformer, whose encoder and decoder make no "
+                "single stack of layers; pass its encoder or decoder alone"
             )
         if is_a(module, _RTDL_ATTENTION) and module.key_compression is not None:
             raise CompressedAttentionError(

@@ -91,7 +91,8 @@ def stream_attention(
     and columns are handed out like any other; `on_padding` says which they are.
 
     :param model: in eval mode: a transformers model with one stack of layers, a timm ViT, DeiT, EVA or BEiT, a
-        torchvision ViT, anything whose attention is ``torch.nn.MultiheadAttention``, or an FTTransformer.
+        torchvision ViT, anything whose attention is ``torch.nn.MultiheadAttention``, or an FTTransformer; or a module
+        that holds one of them.
     :param inputs: a mapping, passed as ``model(**inputs)``; a tuple, as ``model(*inputs)``; a tensor, as
         ``model(inputs)``.
     :param sink: called as ``sink(layer, weights)``, layer 0 first; weights of shape (B, H, N, N), rows sum to 1.
@@ -103,13 +104,14 @@ def stream_attention(
     :raises CaptureError: one of its subclasses in :mod:`dobnb.errors`, each of which says what to do.
     """
     _check_model(model)
-    named = named_inputs(model, inputs)
-    if isinstance(model, PreTrainedModel):
-        _check_switches(model, named)
-    _check_text(model, named)
-    run = _Run(type(model).__name__, sink, allow_half, _check_images(model, named), on_padding)
+    run = _Run(type(model).__name__, sink, allow_half, on_padding)
+    run.images = _check_inputs(model, named_inputs(model, inputs))
+
+    def called(inner: PreTrainedModel, named: Mapping[str, Any]) -> None:
+        run.images = _check_inputs(inner, named)
+
     args, kwargs = as_arguments(inputs)
-    with _switching, exposed(model, run.take) as check, torch.no_grad():
+    with _switching, exposed(model, run.take, called) as check, torch.no_grad():
         output = model(*args, **kwargs)
         check()
     return output
@@ -128,6 +130,14 @@ def _check_model(model: Any) -> None:
             raise CompiledModelError(f"{name} is compiled, and compiled code calls no sink; pass the model as it was")
         if module.training:
             raise TrainingModeError(f"{name} is in training mode, where dropout changes attention; call model.eval()")
+
+
+def _check_inputs(model: nn.Module, named: Mapping[str, Any]) -> int | None:
+    """Refuse what a model would misread; how many images there are, if there are any."""
+    if isinstance(model, PreTrainedModel):
+        _check_switches(model, named)
+        _check_text(model, named)
+    return _check_images(model, named)
 
 
 def _check_switches(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
@@ -151,10 +161,10 @@ def _check_images(model: nn.Module, named: Mapping[str, Any]) -> int | None:
     return len(images)
 
 
-def _check_text(model: nn.Module, named: Mapping[str, Any]) -> None:
+def _check_text(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
     """Token ids have to fit the model's positions, and a mask has to say which are padding."""
     ids, mask = named.get("input_ids"), named.get("attention_mask")
-    if not isinstance(model, PreTrainedModel) or not isinstance(ids, Tensor) or ids.ndim != 2:
+    if not isinstance(ids, Tensor) or ids.ndim != 2:
         return
     positions = _positions(model)
     if positions is not None and ids.shape[1] > positions:
@@ -191,11 +201,11 @@ class _Run:
         model: str,
         sink: Sink,
         allow_half: bool,
-        images: int | None,
         on_padding: Callable[[Tensor], None] | None,
     ) -> None:
         self.model, self.sink, self.allow_half = model, sink, allow_half
-        self.images, self.on_padding = images, on_padding
+        self.on_padding = on_padding
+        self.images: int | None = None
         self.layers = 0
         self.padding: Tensor | None = None
         self.mask: Tensor | None = None

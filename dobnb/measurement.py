@@ -12,6 +12,7 @@ measured anywhere, adds to the others without changing a bit; :mod:`dobnb.runs` 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import threading
 import time
@@ -34,7 +35,15 @@ from dobnb.files import write_text
 from dobnb.inputs import Inputs
 from dobnb.stochastic import restrict
 from dobnb.tallies import MOST_BLOCKS, MOST_INPUTS, Tallies, tally_block
-from dobnb.tokens import CONTENT, PADDING, ModelInputs, token_roles
+from dobnb.tokens import (
+    CONTENT,
+    PADDING,
+    ModelInputs,
+    arguments_of,
+    lacks_special_tokens,
+    name_special_tokens,
+    token_roles,
+)
 
 SCHEMA = 2
 """Of the JSON file; the book's page on it says what each field is."""
@@ -233,7 +242,7 @@ class Job:
         def batches() -> Iterator[tuple[ModelInputs, Sequence[tuple[str, ...]]]]:
             for start in range(first, last, settings["batch_size"]):
                 stop = min(start + settings["batch_size"], last)
-                batch = _to(self.inputs.batch(start, stop), self.device)
+                batch = _to(_as_taken(self.model, self.inputs.batch(start, stop)), self.device)
                 yield batch, self._roles(batch, stop - start)
                 if progress is not None:
                     progress(stop - start)
@@ -277,6 +286,26 @@ def _full_precision() -> Iterator[None]:
     finally:
         for place, precision in zip(places, before, strict=True):
             place.fp32_precision = precision
+
+
+def _as_taken(model: nn.Module, batch: ModelInputs) -> ModelInputs:
+    """A batch as the model takes it: images go in as the first argument where it does not know them by their name.
+
+    :raises MeasurementError: it does not take these inputs.
+    """
+    if not isinstance(batch, Mapping):
+        return batch
+    try:
+        arguments_of(model.forward, **batch)
+    except TypeError:
+        if [*batch] != ["pixel_values"]:
+            takes = ", ".join(inspect.signature(model.forward).parameters)
+            raise MeasurementError(
+                f"{type(model).__name__} does not take the inputs {', '.join(batch)}: its arguments are {takes}; pass "
+                "inputs by these names, with from_tensors"
+            ) from None
+        return batch["pixel_values"]
+    return batch
 
 
 def _to(batch: ModelInputs, device: str) -> ModelInputs:
@@ -330,11 +359,18 @@ def prepare(
         name = models.record_name(model)
         title = models.MODELS[model].title if model in models.MODELS else name
         named = {"name": name, "title": title} | models.weights_identity(model, module)
+        if content is None and lacks_special_tokens(module):
+            name_special_tokens(module, models.load_tokenizer(model, revision))
     else:
         module = model
         named = {"name": type(model).__name__, "title": type(model).__name__, "sha256": _state_digest(module)}
-    if isinstance(content, Tensor) and (content.dtype != torch.bool or content.ndim != 1):
-        given = f"{content.dtype} of shape {tuple(content.shape)}"
+    given = None
+    if isinstance(content, Tensor):
+        if content.dtype != torch.bool or content.ndim != 1:
+            given = f"{content.dtype} of shape {tuple(content.shape)}"
+    elif content is not None and not callable(content):
+        given = f"a {type(content).__name__}"
+    if given:
         raise MeasurementError(f"content is {given}; pass a bool mask of shape (N,), or a function of the batch")
     left_out = [list(one) for one in getattr(inputs, "left_out", ())]
     dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)

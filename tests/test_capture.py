@@ -366,12 +366,42 @@ def test_cross_attention_is_skipped_and_said_so():
     assert all((ours - theirs).abs().max() <= 1e-6 for ours, theirs in zip(layers, expected, strict=True))
 
 
-def test_the_encoder_of_an_encoder_decoder():
+@pytest.mark.filterwarnings("ignore::dobnb.errors.CrossAttentionSkipped")
+@pytest.mark.parametrize("kind", ["Bart", "Marian"])
+def test_the_parts_of_an_encoder_decoder_have_depths_of_their_own(kind):
     size = dict(encoder_ffn_dim=32, decoder_ffn_dim=32, encoder_attention_heads=4, decoder_attention_heads=4)
-    model = tf.BartModel(tf.BartConfig(d_model=24, encoder_layers=3, decoder_layers=2, vocab_size=50, **size)).eval()
+    config = getattr(tf, f"{kind}Config")(
+        d_model=24, encoder_layers=3, decoder_layers=2, vocab_size=50, pad_token_id=1, **size
+    )
+    model = getattr(tf, f"{kind}Model")(config).eval()
     with pytest.raises(UnsupportedModelError, match="has no single stack of layers"):
         stream_attention(model, words(), print)
     assert len(captured(model.encoder, words())[0]) == 3
+    assert len(captured(model.decoder, words() | {"encoder_hidden_states": torch.rand(2, 12, 24)})[0]) == 2
+
+
+def test_a_model_inside_ones_own():
+    """In a module, in a sequence of them, and in what spreads batches over devices."""
+
+    class Mine(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args, **kwargs):
+            return self.inner(*args, **kwargs)
+
+    model, inputs = build("bert")
+    expected, output = captured(model, inputs)
+    for holder in (Mine(model), Mine(Mine(model)), torch.nn.DataParallel(model)):
+        before = dict(vars(model))
+        layers, ours = captured(holder.eval(), inputs)
+        assert len(layers) == 3 and all(torch.equal(a, b) for a, b in zip(layers, expected, strict=True))
+        assert torch.equal(ours.last_hidden_state, output.last_hidden_state)
+        assert model.config._attn_implementation == "sdpa" and vars(model) == before
+    model, inputs = build("dinov2")
+    layers, _ = captured(torch.nn.Sequential(model).eval(), inputs["pixel_values"])
+    assert all(torch.equal(a, b) for a, b in zip(layers, captured(model, inputs)[0], strict=True))
 
 
 # The traps behind the public reports

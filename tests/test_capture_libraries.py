@@ -606,7 +606,9 @@ def test_one_block_of_ft_transformer_has_no_square_layer():
 def test_encoder_and_decoder_in_one():
     model = nn.Transformer(32, 4, 1, 1, 48, batch_first=True).eval()
     x = sequences(torch.float32)
-    refused("UnsupportedModelError", "holds a Transformer", model, (x, x))
+    refused("UnsupportedModelError", "Transformer is an nn.Transformer", model, (x, x))
+    held = nn.ModuleDict({"inner": model}).eval()
+    refused("UnsupportedModelError", "ModuleDict holds an nn.Transformer", held, (x, x))
 
 
 def test_added_keys():

@@ -35,9 +35,28 @@ def test_what_is_no_model():
     refused("UnsupportedModelError", "Linear has no self-attention", nn.Linear(2, 2).eval(), torch.ones(1, 2))
 
 
-def test_a_transformers_model_inside_another_module():
-    model = nn.Sequential(build("dinov2")[0]).eval()
-    refused("UnsupportedModelError", "holds a Dinov2Model", model, pixels()["pixel_values"])
+class Holder(nn.Module):
+    """A model of transformers inside one's own, which makes its inputs larger; another part may attend as well."""
+
+    def __init__(self, inner, other=None):
+        super().__init__()
+        self.inner, self.other = inner, other
+
+    def forward(self, images):
+        return self.inner(nn.functional.interpolate(images, scale_factor=0.5))
+
+
+def test_a_transformers_model_inside_another_module_is_held_against_what_it_gets():
+    model = Holder(build("dinov2")[0]).eval()
+    stream_attention(model, torch.rand(1, 3, 32, 64), lambda layer, weights: None)
+    refused("ImageSizeError", "images are 15 x 32 px", model, torch.rand(1, 3, 30, 64))
+    assert "forward" not in vars(model.inner)
+
+
+def test_two_stacks_of_layers():
+    several = "attends in several parts, inner .Dinov2Model., other"
+    for other in (nn.MultiheadAttention(24, 4), build("vit")[0]):
+        refused("UnsupportedModelError", several, Holder(build("dinov2")[0], other).eval(), torch.rand(1, 3, 64, 64))
 
 
 def test_a_model_in_training_mode_stays_in_it():
@@ -62,6 +81,19 @@ def test_windowed_attention():
     config = tf.SwinConfig(embed_dim=12, depths=[1, 1], num_heads=[2, 2], image_size=32, patch_size=4, window_size=4)
     model = tf.SwinModel(config).eval()
     refused("WindowedAttentionError", "8 attention matrices a head for 2 images", model, pixels())
+
+
+def test_windows_that_transformers_cannot_switch():
+    config = tf.Swinv2Config(embed_dim=12, depths=[1], num_heads=[2], image_size=32, patch_size=4, window_size=4)
+    refused("WindowedAttentionError", "Swinv2Model attends within windows", tf.Swinv2Model(config).eval(), pixels())
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "Falcon", "MPNet", "RoFormer"])
+def test_attention_that_transformers_cannot_switch(kind):
+    sizes = {key: value for key, value in TEXT.items() if key != "intermediate_size"}
+    config = getattr(tf, f"{kind}Config")(**sizes)
+    model = getattr(tf, f"{kind}Model")(config).eval()
+    refused("NoAttentionError", f"no layer of {kind}Model gave attention", model, words())
 
 
 def test_a_model_without_softmax():

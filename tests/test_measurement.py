@@ -5,14 +5,24 @@ import json
 
 import numpy as np
 import pytest
+import timm
 import torch
+from test_tokens import OWN, bert_tokenizer
 from tiny import noise, tiny, tiny_bert, without_time
 from torch import nn
-from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+from torchvision.models import VisionTransformer
+from transformers import (
+    BertConfig,
+    BertModel,
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+)
 
 from dobnb import Measurement, depth_bounds, measure
-from dobnb.errors import PaddingError
-from dobnb.inputs import Inputs, from_tensors
+from dobnb.errors import HalfPrecisionError, PaddingError
+from dobnb.inputs import Inputs, from_tensors, photographs
 from dobnb.measurement import MeasurementError, by_layer, failures, flips, measurement_of, percent, table
 from dobnb.published import TABLE_1, TABLE_4, compare_table_1, compare_table_4
 from dobnb.stochastic import MatrixError
@@ -338,9 +348,44 @@ def test_a_mask_that_the_model_does_not_heed_is_refused():
         measure(Turned().eval(), given, content=torch.ones(7, dtype=torch.bool))
 
 
+def test_a_named_model_has_its_special_tokens_from_its_tokenizer(tmp_path):
+    """A BERT in a folder, with a vocabulary of its own, whose config names no special tokens."""
+    tokenizer = bert_tokenizer(OWN)
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    BertModel(BertConfig(**sizes, vocab_size=107)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    batch = tokenizer(["a green idea sleeps", "a green idea"], padding=True, return_tensors="pt")
+    given = from_tensors({name: batch[name] for name in ("input_ids", "attention_mask")}, "sentences")
+    found = measure(str(tmp_path), given, batch_size=1)
+    assert found.tallies.by_input["tokens"].tolist() == [6, 5]
+    assert found.tallies.by_input["content_tokens"].tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_photographs_are_passed_as_the_model_takes_them(library):
+    """photographs() calls them pixel_values, as transformers does; the same pixels as a tensor measure the same."""
+    torch.manual_seed(0)
+    if library == "timm":
+        model = timm.create_model("vit_small_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3).eval()
+    else:
+        model = VisionTransformer(32, 16, num_layers=2, num_heads=3, hidden_dim=24, mlp_dim=32).eval()
+    images = photographs(3, size=32)
+    found = measure(model, images)
+    pixels = from_tensors(images.batch(0, 3)["pixel_values"], "pixels")
+    assert found.per_input == measure(model, pixels).per_input
+    with pytest.raises(MeasurementError, match="does not take the inputs input_ids, attention_mask: its arguments are"):
+        measure(model, text(SENTENCES))
+
+
+def test_half_precision_is_not_advised_where_it_is_not_taken():
+    with pytest.raises(HalfPrecisionError, match="stream_attention alone takes it"):
+        measure(tiny().bfloat16(), from_tensors(noise(1).batch(0, 1)["pixel_values"].bfloat16(), "half"))
+
+
 def test_content_that_does_not_fit_is_refused():
     model, images = tiny(), noise(2)
-    for wrong in (torch.ones(17), torch.ones(1, 17, dtype=torch.bool)):
+    for wrong in (torch.ones(17), torch.ones(1, 17, dtype=torch.bool), [True] * 17, "content"):
         with pytest.raises(MeasurementError, match=r"pass a bool mask of shape \(N,\)"):
             measure(model, images, content=wrong)
     with pytest.raises(MeasurementError, match=r"content gave torch\.bool of shape \(17,\)"):
