@@ -361,6 +361,8 @@ def prepare(
         named = {"name": name, "title": title} | models.weights_identity(model, module)
         if content is None and lacks_special_tokens(module):
             name_special_tokens(module, models.load_tokenizer(model, revision))
+    elif not isinstance(model, nn.Module):
+        raise MeasurementError(f"model is a {type(model).__name__}; pass a torch module, or the name of a model")
     else:
         module = model
         named = {"name": type(model).__name__, "title": type(model).__name__, "sha256": _state_digest(module)}
@@ -449,7 +451,8 @@ def measure(
         takes, which is moved to `device` and stays there.
     :param inputs: see :mod:`dobnb.inputs`.
     :param content: which tokens are content, where :func:`dobnb.tokens.token_roles` cannot tell or shall not: a bool
-        mask, shape (N,), or a function of a batch of B inputs that returns one of shape (B, N).
+        mask, shape (N,), or a function of a batch of B inputs that returns one of shape (B, N). Padding never is: it
+        is what the mask that reaches attention lets no token see, whatever the model calls that mask.
     :param heads: measure every head too.
     :param depth: measure the bounds on each input's rollout too, a float64 product of matrices a layer.
     :param batch_size: inputs a forward pass; it changes no verdict but near-ties.
@@ -458,7 +461,7 @@ def measure(
     :param device: a torch device.
     :param revision: of a named hub model's weights.
     :param progress: called as ``progress(done, n)`` after every batch, n the inputs of this part.
-    :raises MeasurementError: no inputs, or an argument out of range.
+    :raises MeasurementError: no inputs, inputs that the model does not take, or an argument out of range.
     :raises ModelError: a name that is not known, or weights that cannot be had.
     :raises CaptureError: the model's attention cannot be streamed.
     :raises TokenError: roles that cannot be told; pass `content`.

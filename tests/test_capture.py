@@ -231,8 +231,9 @@ def test_the_sink_may_overwrite_the_weights():
     assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
 
 
-def test_an_exception_in_the_sink_leaves_the_model_as_it_came():
-    model, inputs = build("dinov2")
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exception_in_the_sink_leaves_the_model_as_it_came(name):
+    model, inputs = build(name)
     expected, _ = captured(model, inputs)
 
     def sink(layer, weights):
@@ -324,8 +325,9 @@ def test_runs_of_two_threads_on_one_model_take_turns():
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_two_runs_in_a_row_are_the_same():
-    model, inputs = build("bert")
+@pytest.mark.parametrize("name", MODELS)
+def test_two_runs_in_a_row_are_the_same(name):
+    model, inputs = build(name)
     first, second = captured(model, inputs)[0], captured(model, inputs)[0]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 

@@ -206,6 +206,25 @@ def test_the_definition_on_timms_projections():
             assert (layers[0][:, head] - expected).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "scale"), [(torch.float64, 1e-12, 1), (torch.float32, 1e-6, 1), (torch.float64, 1e-12, 40)]
+)
+def test_the_definition_on_torchs_projections(dtype, tolerance, scale):
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(32, 4, batch_first=True).eval().to(dtype), sequences(dtype)
+    hidden = torch.tensor([[False] * 12, [False] * 7 + [True] * 5])
+    with torch.no_grad():
+        model.in_proj_weight.mul_(scale)
+        model.in_proj_bias.normal_()
+    layers, _ = captured(model, {"query": x, "key": x, "value": x, "key_padding_mask": hidden})
+    with torch.no_grad():
+        projected = x @ model.in_proj_weight.T + model.in_proj_bias
+        q, k = (projected[..., 32 * part : 32 * part + 32].unflatten(-1, (4, 8)).transpose(1, 2) for part in (0, 1))
+    scores = (q @ k.mT / math.sqrt(8)).masked_fill(hidden[:, None, None], -torch.inf)
+    assert (layers[0] - scores.softmax(-1)).abs().max() <= tolerance
+    assert scale == 1 or layers[0].max() > 0.999
+
+
 def test_torchs_own_weights_of_every_layer():
     model, x = build("torch encoder", torch.float64)
     layers, _ = captured(model, x)

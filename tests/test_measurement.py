@@ -148,6 +148,8 @@ def test_nothing_to_measure_is_refused():
         measure("dinov2-small", None)
     with pytest.raises(MeasurementError, match="inputs is a Tensor; pass what"):
         measure(tiny(), torch.ones(2, 3, 56, 56))
+    with pytest.raises(MeasurementError, match="model is a list; pass a torch module"):
+        measure([], noise(1))
     with pytest.raises(MeasurementError, match="batch_size is 0"):
         measure(tiny(), noise(1), batch_size=0)
     with pytest.raises(MeasurementError, match="block_size is 0"):
