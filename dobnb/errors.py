@@ -46,7 +46,7 @@ class LayerCountError(CaptureError):
 
 
 class HalfPrecisionError(CaptureError):
-    """Rows in half precision do not sum to 1 closely enough. Call ``model.float()`` or pass ``allow_half=True``."""
+    """Attention in half precision or under autocast is too coarse. Call ``model.float()`` and leave autocast off."""
 
 
 class NotFiniteError(CaptureError):
