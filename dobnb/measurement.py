@@ -296,6 +296,7 @@ def prepare(
     block_size: int = 32,
     device: str = "cpu",
     revision: str | None = None,
+    untrained: int | None = None,
     load_on: str | None = None,
 ) -> Job:
     """Load the model and fix all that decides the numbers. Parameters and errors as for :func:`measure`.
@@ -326,10 +327,17 @@ def prepare(
             "pass a larger block_size or fewer inputs"
         )
     if isinstance(model, str):
-        module = models.load_model(model, device=load_on or device, revision=revision)
         name = models.record_name(model)
         title = models.MODELS[model].title if model in models.MODELS else name
-        named = {"name": name, "title": title} | models.weights_identity(model, module)
+        if untrained is None:
+            module = models.load_model(model, device=load_on or device, revision=revision)
+            named = {"name": name, "title": title} | models.weights_identity(model, module)
+        else:
+            module = models.load_untrained(model, untrained, device=load_on or device, revision=revision)
+            drawn = f", untrained, seed {untrained}"
+            named = {"name": name + drawn, "title": title + drawn, "seed": untrained, "sha256": _state_digest(module)}
+    elif untrained is not None:
+        raise MeasurementError("untrained draws weights for a name; a module is measured with the weights that it has")
     else:
         module = model
         named = {"name": type(model).__name__, "title": type(model).__name__, "sha256": _state_digest(module)}
@@ -405,6 +413,7 @@ def measure(
     shard: tuple[int, int] = (1, 1),
     device: str = "cpu",
     revision: str | None = None,
+    untrained: int | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
     """How often the equality condition (book: thm-equality) holds in a model's attention, as in the paper's Table 1.
@@ -421,6 +430,8 @@ def measure(
     :param shard: (k, m): part k of m of the blocks alone. The parts' measurements add up to the whole.
     :param device: a torch device.
     :param revision: of a named hub model's weights.
+    :param untrained: seed of a draw of random weights, see :func:`dobnb.models.load_untrained`, in place of the trained
+        ones of a name.
     :param progress: called as ``progress(done, n)`` after every batch, n the inputs of this part.
     :raises MeasurementError: no inputs, or an argument out of range.
     :raises ModelError: a name that is not known, or weights that cannot be had.
@@ -431,7 +442,7 @@ def measure(
     started = provenance.now()
     job = prepare(
         model, inputs, content=content, heads=heads, depth=depth, batch_size=batch_size, block_size=block_size,
-        device=device, revision=revision,
+        device=device, revision=revision, untrained=untrained,
     )  # fmt: skip
     numbers = shard_blocks(job.blocks, shard)
     counted = counter(job, numbers, progress)
