@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dobnb import __version__
-from dobnb.errors import DobnbError
+from dobnb.errors import DobnbError, one_line
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         size=arguments.size, length=arguments.length, revision=arguments.revision, untrained=draws is not None,
     )  # fmt: skip
     for name, why in inputs.left_out:
-        _say(f"left out: {name}: {why}")
+        _say(one_line(f"left out: {name}: {why}"))
     if draws:
         record = untrained.measure_untrained(
             arguments.name, inputs, draws, out, batch_size=arguments.batch_size, device=arguments.device,
@@ -370,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.command(arguments)
     except (DobnbError, OSError) as error:
-        print(f"dobnb: error: {error}", file=sys.stderr)
+        print(f"dobnb: error: {one_line(str(error))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"dobnb: error: {error}; install the extras: pip install -e '.[book,test]'", file=sys.stderr)

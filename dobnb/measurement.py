@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from dobnb import models, provenance
 from dobnb.dobrushin import ATTAINS, doeblin_bound, leave_one_out
 from dobnb.equality import NEAR_TIE, check_equality
-from dobnb.errors import DobnbError
+from dobnb.errors import DobnbError, one_line
 from dobnb.files import write_text
 from dobnb.inputs import Inputs
 from dobnb.stochastic import restrict
@@ -122,7 +122,7 @@ class Measurement:
         path = Path(path)
         path = path / "result.json" if path.is_dir() else path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
         except FileNotFoundError:
             raise MeasurementError(f"{path} does not exist; `dobnb measure` writes one") from None
         except (OSError, ValueError, RecursionError) as error:
@@ -136,6 +136,10 @@ class Measurement:
         if not _is_whole(data):
             raise MeasurementError(f"{path.name} is damaged: its lists do not have one entry a layer; measure again")
         return cls(**{name: data[name] for name in names})
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"it holds {constant}, which no measurement has")
 
 
 def _saved() -> list[str]:
@@ -180,7 +184,7 @@ def _is_whole(data: dict[str, Any]) -> bool:
             return False
     if heads:
         counts += [heads.get("content"), heads.get("tested"), heads.get("near_ties")]
-        if not lists(heads, ("failing",)):
+        if not lists(heads, ("failing",)) or not by_layer(heads["tested"], int) or min(heads["tested"]) < 1:
             return False
     summaries = [per_input.get(f"{kind}_{what}") for kind in ("content", "all") for what in ("kappa", "margin")]
     summaries += [depth.get(what) for what in ("bound", "product", "truth")] if depth else []
@@ -610,7 +614,7 @@ def percent(held: int, tested: int) -> str:
 def _named(found: Measurement) -> dict[str, Any]:
     """The first columns of a row of a table."""
     born = found.provenance
-    return {"system": born["model"]["name"], "inputs": born["inputs"]["name"], "n": found.n[0]}
+    return {"system": one_line(born["model"]["name"]), "inputs": one_line(born["inputs"]["name"]), "n": found.n[0]}
 
 
 def table(measurements: Sequence[Measurement]) -> pd.DataFrame:

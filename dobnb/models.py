@@ -231,13 +231,18 @@ def is_cached(name: str) -> bool:
     kind, place = _kind(name)
     if kind == "embedded":
         return weights.is_cached(name)
-    if kind == "folder":
-        return all((Path(place) / file).is_file() for file in _weight_files(os.listdir(place)))
     if kind == "timm":
         return isinstance(try_to_load_from_cache(*_timm_repository(place)), str)
-    if (folder := _cached(place, None)) is None:
+    folder = Path(place) if kind == "folder" else _cached(place, None)
+    if folder is None:
         return False
-    return all((folder / file).is_file() for file in ["config.json", *_weight_files(os.listdir(folder))])
+    wanted = ["config.json", *_weight_files(os.listdir(folder))]
+    if _INDEX in wanted:  # of several files, the download of some of which may have been cut off
+        try:
+            wanted += _read_json(name, folder / _INDEX)["weight_map"].values()
+        except (ModelError, KeyError, AttributeError):
+            return False
+    return all((folder / file).is_file() for file in wanted)
 
 
 def load_model(name: str, device: str | torch.device = "cpu", revision: str | None = None) -> nn.Module:
