@@ -5,6 +5,15 @@ class DobnbError(Exception):
     """A problem that a user can mend. The message is one line: what happened, why, and what to do."""
 
 
+def one_line(text: str) -> str:
+    r"""`text` as it may be printed on a terminal: what is not printable, such as an escape character, is spelt out.
+
+    >>> one_line("two\tcolumns")
+    'two\\tcolumns'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 class CaptureError(DobnbError):
     """A model's attention cannot be streamed, or what it gave is not an attention matrix on the input's tokens."""
 

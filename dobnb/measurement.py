@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from dobnb import models, provenance
 from dobnb.dobrushin import ATTAINS, doeblin_bound, leave_one_out
 from dobnb.equality import NEAR_TIE, check_equality
-from dobnb.errors import DobnbError
+from dobnb.errors import DobnbError, one_line
 from dobnb.files import write_text
 from dobnb.inputs import Inputs
 from dobnb.stochastic import restrict
@@ -131,7 +131,7 @@ class Measurement:
         path = Path(path)
         path = path / "result.json" if path.is_dir() else path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
         except FileNotFoundError:
             raise MeasurementError(f"{path} does not exist; `dobnb measure` writes one") from None
         except (OSError, ValueError, RecursionError) as error:
@@ -145,6 +145,10 @@ class Measurement:
         if not _is_whole(data):
             raise MeasurementError(f"{path.name} is damaged: its lists do not have one entry a layer; measure again")
         return cls(**{name: data[name] for name in names})
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"it holds {constant}, which no measurement has")
 
 
 def _saved() -> list[str]:
@@ -189,7 +193,7 @@ def _is_whole(data: dict[str, Any]) -> bool:
             return False
     if heads:
         counts += [heads.get("content"), heads.get("tested"), heads.get("near_ties")]
-        if not lists(heads, ("failing",)):
+        if not lists(heads, ("failing",)) or not by_layer(heads["tested"], int) or min(heads["tested"]) < 1:
             return False
     summaries = [per_input.get(f"{kind}_{what}") for kind in ("content", "all") for what in ("kappa", "margin")]
     summaries += [depth.get(what) for what in ("bound", "product", "truth")] if depth else []
@@ -325,6 +329,7 @@ def prepare(
     block_size: int = 32,
     device: str = "cpu",
     revision: str | None = None,
+    untrained: int | None = None,
     load_on: str | None = None,
 ) -> Job:
     """Load the model and fix all that decides the numbers. Parameters and errors as for :func:`measure`.
@@ -355,14 +360,21 @@ def prepare(
             "pass a larger block_size or fewer inputs"
         )
     if isinstance(model, str):
-        module = models.load_model(model, device=load_on or device, revision=revision)
         name = models.record_name(model)
         title = models.MODELS[model].title if model in models.MODELS else name
-        named = {"name": name, "title": title} | models.weights_identity(model, module)
+        if untrained is None:
+            module = models.load_model(model, device=load_on or device, revision=revision)
+            named = {"name": name, "title": title} | models.weights_identity(model, module)
+        else:
+            module = models.load_untrained(model, untrained, device=load_on or device, revision=revision)
+            drawn = f", untrained, seed {untrained}"
+            named = {"name": name + drawn, "title": title + drawn, "seed": untrained, "sha256": _state_digest(module)}
         if content is None and lacks_special_tokens(module):
             name_special_tokens(module, models.load_tokenizer(model, revision))
     elif not isinstance(model, nn.Module):
         raise MeasurementError(f"model is a {type(model).__name__}; pass a torch module, or the name of a model")
+    elif untrained is not None:
+        raise MeasurementError("untrained draws weights for a name; a module is measured with the weights that it has")
     else:
         module = model
         named = {"name": type(model).__name__, "title": type(model).__name__, "sha256": _state_digest(module)}
@@ -443,6 +455,7 @@ def measure(
     shard: tuple[int, int] = (1, 1),
     device: str = "cpu",
     revision: str | None = None,
+    untrained: int | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
     """How often the equality condition (book: thm-equality) holds in a model's attention, as in the paper's Table 1.
@@ -460,6 +473,8 @@ def measure(
     :param shard: (k, m): part k of m of the blocks alone. The parts' measurements add up to the whole.
     :param device: a torch device.
     :param revision: of a named hub model's weights.
+    :param untrained: seed of a draw of random weights, see :func:`dobnb.models.load_untrained`, in place of the trained
+        ones of a name.
     :param progress: called as ``progress(done, n)`` after every batch, n the inputs of this part.
     :raises MeasurementError: no inputs, inputs that the model does not take, or an argument out of range.
     :raises ModelError: a name that is not known, or weights that cannot be had.
@@ -470,7 +485,7 @@ def measure(
     started = provenance.now()
     job = prepare(
         model, inputs, content=content, heads=heads, depth=depth, batch_size=batch_size, block_size=block_size,
-        device=device, revision=revision,
+        device=device, revision=revision, untrained=untrained,
     )  # fmt: skip
     numbers = shard_blocks(job.blocks, shard)
     counted = counter(job, numbers, progress)
@@ -638,7 +653,7 @@ def percent(held: int, tested: int) -> str:
 def _named(found: Measurement) -> dict[str, Any]:
     """The first columns of a row of a table."""
     born = found.provenance
-    return {"system": born["model"]["name"], "inputs": born["inputs"]["name"], "n": found.n[0]}
+    return {"system": one_line(born["model"]["name"]), "inputs": one_line(born["inputs"]["name"]), "n": found.n[0]}
 
 
 def table(measurements: Sequence[Measurement]) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from dobnb.dobrushin import dobrushin_coefficient
 from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
 from dobnb.errors import DobnbError, PaddingError
 from dobnb.kernel import mean_of_heads
+from dobnb.stochastic import MatrixError
 from dobnb.tokens import CONTENT, PADDING, ModelInputs
 
 MOST_INPUTS, MOST_BLOCKS = 1 << 21, 1 << 14
@@ -131,14 +132,16 @@ def on_grids(total: np.ndarray) -> np.ndarray:
 # A layer ------------------------------------------------------------------------------------------------------------
 
 
-def layer_tallies(weights: Tensor, content: Tensor, heads: bool) -> tuple[dict[str, Tensor], Tensor, EqualityReport]:
+def layer_tallies(
+    weights: Tensor, content: Tensor, heads: bool
+) -> tuple[dict[str, Tensor], Tensor, dict[str, EqualityReport]]:
     """All that one layer's attention is tested for but depth: a pass over the heads, and two over their mean.
 
     :param weights: row-stochastic, float32 or float64, shape (B, H, N, N), contiguous.
     :param content: which tokens are content, bool, shape (N,).
     :param heads: test every head too.
     :return: what :class:`Tallies` has by input, shapes (B,) and (B, H); the means over heads, float64, (B, N, N);
-        and their report on all tokens.
+        and their reports, ``content`` and ``all``.
     :raises MatrixError: rows that do not sum to 1, or fewer than two content tokens.
     """
     found = {}
@@ -150,15 +153,15 @@ def layer_tallies(weights: Tensor, content: Tensor, heads: bool) -> tuple[dict[s
         found["heads_near"] = torch.cat([report.margin for report in reports]) < NEAR_TIE
     # Heads are summed in float64, on the CPU without a float64 copy of every head.
     mean = torch.from_numpy(mean_of_heads(weights.numpy())) if on_cpu else weights.double().mean(1)
-    on_content, on_all = check_equality(mean, tokens=content), check_equality(mean)
-    for name, report in (("content", on_content), ("all", on_all)):
+    reports = {"content": check_equality(mean, tokens=content), "all": check_equality(mean)}
+    for name, report in reports.items():
         found |= {
             f"{name}_holds": report.holds,
             f"{name}_kappa": report.kappa,
             f"{name}_margin": report.margin,
             f"{name}_gap": report.relative_gap,
         }
-    return found, mean, on_all
+    return found, mean, reports
 
 
 @dataclass
@@ -281,23 +284,42 @@ def tally_block(
     parts: list[dict[str, np.ndarray]] = []
     average = _Average()
     for batch, roles in batches:
-        parts.append(_tally_batch(model, batch, roles, heads, depth, average))
+        first = start + sum(map(_length, parts))
+        parts.append(_tally_batch(model, batch, roles, first, heads, depth, average))
     by_input = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    inputs = np.arange(start, start + len(by_input["tokens"]))
+    inputs = np.arange(start, start + _length(by_input))
     if average.totals is None:
         return Tallies(inputs, by_input, None, None)
     return Tallies(inputs, by_input, average.roles, on_grids(torch.stack(average.totals).numpy(force=True)))
+
+
+def _length(by_input: dict[str, np.ndarray]) -> int:
+    return len(by_input["tokens"])
+
+
+def _first_refused(weights: Tensor, content: Tensor, heads: bool) -> tuple[int, MatrixError] | None:
+    """Which input of several is refused, and why."""
+    for position, one in enumerate(weights.split(1)):
+        try:
+            layer_tallies(one.contiguous(), content, heads)
+        except MatrixError as error:
+            return position, error
+    return None
 
 
 def _tally_batch(
     model: nn.Module,
     batch: ModelInputs,
     roles: Sequence[tuple[str, ...]],
+    first: int,
     heads: bool,
     depth: bool,
     average: _Average,
 ) -> dict[str, np.ndarray]:
-    """One forward pass: what :class:`Tallies` has by input. Adds the means over heads to `average`."""
+    """One forward pass: what :class:`Tallies` has by input. Adds the means over heads to `average`.
+
+    :param first: the number of the batch's first input.
+    """
     groups: list[_Group] = []
 
     def start(padding: Tensor) -> None:
@@ -309,9 +331,13 @@ def _tally_batch(
             part = weights if len(groups) == 1 else weights[group.members]
             if group.kept is not None:
                 part = part.index_select(-2, group.kept).index_select(-1, group.kept)
-            found, mean, on_all = layer_tallies(part.contiguous(), group.content, heads)
+            try:
+                found, mean, reports = layer_tallies(part.contiguous(), group.content, heads)
+            except MatrixError as error:
+                position, why = _first_refused(part, group.content, heads) or (0, error)
+                raise MatrixError(f"input {first + group.members[position]}, layer {layer + 1}: {why}") from None
             if group.depth is not None:
-                found |= group.depth.layer(mean, on_all)
+                found |= group.depth.layer(mean, reports["all"])
             group.layers.append({name: values.numpy(force=True) for name, values in found.items()})
             average.add(layer, mean)
 

@@ -515,6 +515,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, made):
         ("", "not a readable JSON"),
         ("[" * 100_000, "not a readable JSON"),
         ("[1]", "not a measurement of schema 2"),
+        ('{"schema": 2, "n": [NaN]}', "not a readable JSON file: it holds NaN"),
         ('{"schema": 1}', "not a measurement of schema 2"),
         ('{"schema": 2, "n": []}', "missing or unknown fields: averaged"),
     ],
@@ -539,6 +540,9 @@ DAMAGE = {
     "no averaged verdicts": {"averaged": {}},
     "no depth": {"depth": {"bound": {"q05": [1.0, 1.0]}}},
     "heads of another length": {"heads": {"content": [1], "tested": [1, 1]}},
+    "heads of which none was tested": {
+        "heads": {"content": [0, 0], "tested": [0, 0], "near_ties": [0, 0], "failing": [[], []]}
+    },
 }
 
 
@@ -634,3 +638,31 @@ def test_the_reference_count_on_all_photographs(test_data):
     found = measure("dinov2-small-saliency", image_folder(test_data / "imagenet_512"), heads=False)
     assert sum(found.per_input["content"]) == 6144
     assert found.per_input["all"] == [512] * 10 + [511, 512]
+
+
+def test_an_input_without_mass_on_content_is_named():
+    """In the batch of inputs 3, 4 and 5 the fifth attends to its first and its last token alone, from layer 2 on."""
+
+    class Attends(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+    def roles(model, batch):
+        return (("cls", "content", "content", "separator"),) * len(batch)
+
+    def stream(model, batch, sink, on_padding):
+        on_padding(torch.zeros(len(batch), 4, dtype=torch.bool))
+        for layer in range(3):
+            weights = torch.full((len(batch), 2, 4, 4), 0.25)
+            if layer:
+                weights[batch[:, 0] == 4] = torch.tensor([0.5, 0.0, 0.0, 0.5])
+            sink(layer, weights)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dobnb.tallies.stream_attention", stream)
+        patch.setattr("dobnb.measurement.token_roles", roles)
+        inputs = from_tensors(torch.arange(7.0)[:, None], "seven")
+        with pytest.raises(MatrixError, match=r"input 4, layer 2: row \(0, 0.*no mass left"):
+            measure(Attends(), inputs, batch_size=3, block_size=6)
+        with pytest.raises(MatrixError, match=r"input 4, layer 2: row \(0, 0.*no mass left"):
+            measure(Attends(), inputs, batch_size=3, block_size=3, heads=False)
