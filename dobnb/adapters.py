@@ -133,9 +133,7 @@ def _hand_over(run: _Run, module: nn.Module, weights: Tensor, mask: Tensor | Non
 # transformers
 
 @contextmanager
-def _transformers(
-    model: PreTrainedModel, emit: Emit, called: Called | None
-) -> Iterator[Callable[[], None]]:
+def _transformers(model: PreTrainedModel, emit: Emit, called: Called | None) -> Iterator[Callable[[], None]]:
     layers = _layers(model)
     parts = {name.rsplit(".")[-1] for name, _ in model.named_modules()}
     if not isinstance(layers, int) or (model.config.is_encoder_decoder and {"encoder", "decoder"} <= parts):
@@ -235,7 +233,7 @@ def _eager_of(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """What the registered name stands for: eager attention, whose weights go to the current run."""
     mask = attention_mask
@@ -284,8 +282,8 @@ def _modules(model: nn.Module, emit: Emit) -> Iterator[Callable[[], None]]:
             )
         if seen == 0:
             raise NoAttentionError(
-                f"every attention of {type(model).__name__} is to other tokens than those that ask, another sequence "
-                "or compressed keys; choose a model with self-attention on whole inputs"
+                f"every attention of {type(model).__name__} was skipped: its keys are of another sequence, or "
+                "compressed; choose a model with self-attention on whole inputs"
             )
 
     with ExitStack() as stack:
@@ -367,10 +365,11 @@ def _attends_to_itself(module: nn.Module, name: str, parent: nn.Module, query: T
         return True
     if query.shape[:-1] != key.shape[:-1]:
         return False
-    place = f"{own}.{type(parent).__name__}"
-    if _is_cross_attention(place, module) or (own == "multihead_attn" and hasattr(parent, "self_attn")):
+    kinds = f"{type(parent).__name__}.{type(module).__name__}".lower()
+    beside = own == "multihead_attn" and hasattr(parent, "self_attn")  # in a decoder's layer, torch's and DETR's
+    if beside or "crossatt" in kinds or _is_cross_attention(own, module):
         return False
-    if torch.equal(query, key) or "self" in own.lower() or "selfatt" in f"{place}.{type(module).__name__}".lower():
+    if torch.equal(query, key) or "self" in own.lower() or "selfatt" in kinds:
         return True
     raise AmbiguousAttentionError(
         f"{name or type(module).__name__} gets queries and keys that differ, equally many: its own tokens or another "

@@ -197,11 +197,7 @@ class _Run:
     """One call of :func:`stream_attention`: what its weights are held against, and where they go."""
 
     def __init__(
-        self,
-        model: str,
-        sink: Sink,
-        allow_half: bool,
-        on_padding: Callable[[Tensor], None] | None,
+        self, model: str, sink: Sink, allow_half: bool, on_padding: Callable[[Tensor], None] | None
     ) -> None:
         self.model, self.sink, self.allow_half = model, sink, allow_half
         self.on_padding = on_padding

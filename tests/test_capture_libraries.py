@@ -428,8 +428,42 @@ def test_what_could_be_either_is_refused(call, options):
 )
 def test_no_layer_at_all_is_an_error(call, name):
     with pytest.warns(capture.CrossAttentionSkipped):
-        refused("NoAttentionError", "every attention of Block is to other tokens", Block(call, name).eval(),
+        refused("NoAttentionError", "every attention of Block was skipped", Block(call, name).eval(),
                 sequences(torch.float32))  # fmt: skip
+
+
+@pytest.mark.filterwarnings("default::dobnb.errors.CrossAttentionSkipped")
+def test_a_decoders_layer_as_detr_writes_it():
+    """Positions on queries and keys, or on queries alone; attention to a memory as long as the queries lies between."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attn = nn.MultiheadAttention(32, 4, batch_first=True)
+            self.multihead_attn = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x, memory, at):
+            x = x + self.self_attn(x + at, x, x)[0]
+            return x + self.multihead_attn(x + at, memory + at, memory)[0]
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            at, memory = torch.linspace(-1, 1, 12)[:, None], x.flip(0)
+            for layer in self.layers:
+                x = layer(x, memory, at)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Decoder().eval(), sequences(torch.float32)
+    with pytest.warns(capture.CrossAttentionSkipped):
+        layers, _ = captured(model, x)
+    with torch.no_grad():
+        first = model.layers[0].self_attn(x + torch.linspace(-1, 1, 12)[:, None], x, x, average_attn_weights=False)[1]
+    assert len(layers) == 2 and (layers[0] - first).abs().max() <= 1e-6
 
 
 def test_values_of_another_width_are_no_matter():
