@@ -42,6 +42,7 @@ from dobnb.inputs import (
     text_file,
     to_image,
     wikitext,
+    word_pieces,
 )
 from dobnb.models import MODELS, Preprocessing, load_tokenizer
 
@@ -555,6 +556,15 @@ def test_a_text_that_is_none(tmp_path, wordpiece):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(InputError, match="makes 0 blocks"):
         text_file(tmp_path / "empty.txt", wordpiece)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_pairs"])
+def test_word_pieces_read_as_the_text(kind, request):
+    """Put together, they are the text; each begins a word exactly if it brings its space."""
+    tokenizer = request.getfixturevalue(kind)
+    said = "unbelievable tokenizers read this"
+    pieces = word_pieces(tokenizer, tokenizer(said, add_special_tokens=False)["input_ids"])
+    assert len(pieces) > 4 and "".join(pieces).strip() == said
 
 
 def test_a_tokenizer_that_puts_nothing_around_or_only_one_side(text, byte_pairs):
