@@ -23,6 +23,7 @@ import torch
 from hub_models import PROCESSORS
 from PIL import Image
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import RobertaProcessing, TemplateProcessing
@@ -471,6 +472,7 @@ def byte_pairs():
     """A tokenizer like RoBERTa's, which tells a word by the space before it, trained on this file."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
     special = ["<s>", "<pad>", "</s>"]
     trainer = BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=ByteLevel.alphabet(),
                          show_progress=False)  # fmt: skip
