@@ -533,10 +533,8 @@ def share_by_size(groups: Mapping[str, Sequence[Measurement]]) -> Figure:
         panels[1].set_ylim(bottom=0)
         panels[2].set_ylabel(r"median $\kappa$")
         panels[2].set_ylim(0, 1.02)
-        panels[2].set_xscale("log")
-        sizes = sorted({found.provenance["model"]["content_tokens"] for series in groups.values() for found in series})
-        panels[2].set_xticks(sizes, [str(size) for size in sizes], rotation=90)
-        panels[2].minorticks_off()
+        panels[2].set_xscale("log", base=2)
+        panels[2].xaxis.set_major_formatter("{x:.0f}")
         panels[2].set_xlabel("content tokens N")
         _legend_above(figure, _handles(panels), columns=1)
     return figure
