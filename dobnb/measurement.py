@@ -16,6 +16,7 @@ import inspect
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -42,6 +43,7 @@ from dobnb.tokens import (
     arguments_of,
     lacks_special_tokens,
     name_special_tokens,
+    token_names,
     token_roles,
 )
 
@@ -114,6 +116,27 @@ class Measurement:
 
     def __radd__(self, other: Any) -> Measurement:
         return self if other == 0 else NotImplemented  # so that sum() of several works
+
+    def carrier_roles(self) -> list[tuple[str, ...]]:
+        """The roles of each layer's carriers, each role once: several where tokens of different roles tie, so that no
+        role carries the layer; none where no token has a positive leave-one-out score.
+
+        :raises MeasurementError: there are no averaged matrices.
+        """
+        if "carriers" not in self.averaged:
+            raise MeasurementError(f"there are no carriers: {self.averaged['left_out']}")
+        roles = self.averaged["roles"]
+        return [tuple(dict.fromkeys(roles[token] for token in tokens)) for tokens in self.averaged["carriers"]]
+
+    def median_gap(self, kind: str = "content", least: int = 20) -> float | None:
+        """The median relative gap of the input-layer pairs that fail, all layers together (paper, Figure 4).
+
+        :param kind: the tokens, ``content`` or ``all``.
+        :param least: fewer failures than that give no median; the paper takes 20.
+        :return: a share of kappa/2; None where fewer than `least` pairs fail.
+        """
+        gaps = [gap for layer in self.per_input[f"{kind}_failing_gaps"] for gap in layer]
+        return float(np.median(gaps)) if len(gaps) >= least else None
 
     def save(self, path: str | Path) -> None:
         """Write the measurement as JSON, readable without this package; the file is whole or absent."""
@@ -695,6 +718,68 @@ def failing_layers(failing: Mapping[int, int]) -> str:
     'layer 1: 7; layer 12: 512'
     """
     return "; ".join(f"layer {layer}: {count}" for layer, count in failing.items() if count) or "none"
+
+
+def carriers(measurements: Sequence[Measurement]) -> pd.DataFrame:
+    """The paper's Table 2 for our measurements: who carries kappa, one row a system, printable text.
+
+    Averaged matrices on all tokens. A layer is a special or a content carrier's only if all its carriers are of that
+    kind; what is neither is undecided. *Tied* layers have several carriers, of whatever kind.
+    """
+    return pd.DataFrame([{**_named(found), **_carried(found)} for found in measurements]).set_index(
+        ["system", "inputs"]
+    )
+
+
+def _carried(found: Measurement) -> dict[str, str]:
+    """A row of Table 2, but for its first columns."""
+    if "carriers" not in found.averaged:
+        return {"layers": str(found.layers), "special carrier": "no average"}
+    kinds = [{role == CONTENT for role in roles} for roles in found.carrier_roles()]
+    special, content = ([layer for layer, kind in enumerate(kinds) if kind == {one}] for one in (False, True))
+    highest = [max(scores, default=0.0) for scores in found.averaged["scores"]]
+    names = token_names(found.averaged["roles"])
+    counted = Counter(names[token] for layer in special for token in found.averaged["carriers"][layer])
+    most = max(counted.values(), default=0)
+    return {
+        "layers": str(found.layers),
+        "special carrier": str(len(special)),
+        "content carrier": str(len(content)),
+        "undecided": str(found.layers - len(special) - len(content)),
+        "tied": str(sum(len(tokens) > 1 for tokens in found.averaged["carriers"])),
+        "max score": score(max(highest)),
+        "median score, content carrier": score(float(np.median([highest[k] for k in content]))) if content else "-",
+        "modal special carrier": ", ".join(
+            f"{name} ({most}/{len(special)})" for name, count in counted.items() if count == most
+        ) or "none",
+    }  # fmt: skip
+
+
+def score(value: float) -> str:
+    """A leave-one-out score as the tables print it."""
+    return f"{value:.3g}"
+
+
+def by_size(measurements: Sequence[Measurement]) -> pd.DataFrame:
+    """One model at several input sizes, the numbers of the paper's Figure 4, printable text: one row a measurement.
+
+    Columns: content tokens; inputs; then, on content and on all tokens, the input-layer pairs that fail and the median
+    relative gap among them where at least 20 do; then kappa and margin on content tokens, medians over inputs: the
+    least and the greatest of any layer.
+    """
+    rows = []
+    for found in measurements:
+        row = {"content tokens": found.provenance["model"]["content_tokens"], "n": found.n[0]}
+        for name, kind in (("content", "content"), ("all tokens", "all")):
+            held, gap = sum(found.per_input[kind]), found.median_gap(kind)
+            row[f"{name}, hold"] = percent(held, sum(found.n))
+            row[f"{name}, fail"] = sum(found.n) - held
+            row[f"{name}, median gap"] = f"{100 * gap:.1f}%" if gap is not None else "-"
+        for name, form in (("kappa", ".2f"), ("margin", ".0e")):
+            medians = found.per_input[f"content_{name}"]["median"]
+            row[name] = f"{min(medians):{form}} to {max(medians):{form}}"
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("content tokens")
 
 
 def by_layer(found: Measurement) -> pd.DataFrame:

@@ -259,6 +259,26 @@ def content_mask(roles: Sequence[str]) -> torch.Tensor:
     return torch.tensor([role == CONTENT for role in roles], dtype=torch.bool)
 
 
+def token_names(roles: Sequence[str]) -> list[str]:
+    """What each token is called in tables: by its role, with a number from 1 where there are several of it; content by
+    its number alone.
+
+    :param roles: one of `ROLES` a position, or another name of what is special.
+
+    >>> token_names(["cls", "register", "register", "content", "content"])
+    ['cls', 'reg#1', 'reg#2', '1', '2']
+    """
+    short = {CONTENT: "", REGISTER: "reg", SEPARATOR: "sep"}
+    counts: dict[str, int] = {}
+    names = []
+    for role in roles:
+        counts[role] = counts.get(role, 0) + 1
+        name, number = short.get(role, role), counts[role]
+        alone = role != CONTENT and roles.count(role) == 1
+        names.append(name if alone else f"{name}#{number}" if name else str(number))
+    return names
+
+
 def role_map(roles: Sequence[str], *, words: Sequence[str] | None = None, width: int | None = None) -> str:
     """The roles as text. ``.`` content, ``C`` cls, ``R`` register, ``D`` distillation, ``|`` separator, ``-`` padding.
 

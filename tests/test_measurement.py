@@ -20,11 +20,30 @@ from transformers import (
     Dinov2WithRegistersModel,
 )
 
-from dobnb import Measurement, depth_bounds, measure
+from dobnb import Measurement, cli, depth_bounds, measure, plots
 from dobnb.errors import HalfPrecisionError, PaddingError
 from dobnb.inputs import Inputs, from_tensors, photographs
-from dobnb.measurement import MeasurementError, by_layer, failures, flips, measurement_of, percent, table
-from dobnb.published import TABLE_1, TABLE_4, compare_table_1, compare_table_4
+from dobnb.measurement import (
+    MeasurementError,
+    by_layer,
+    by_size,
+    carriers,
+    failures,
+    flips,
+    measurement_of,
+    percent,
+    table,
+)
+from dobnb.published import (
+    TABLE_1,
+    TABLE_2,
+    TABLE_4,
+    compare_language_models,
+    compare_table_1,
+    compare_table_2,
+    compare_table_4,
+    not_run,
+)
 from dobnb.stochastic import MatrixError
 from dobnb.tallies import Tallies, TallyError, on_grids
 
@@ -576,6 +595,86 @@ def test_failures_read_as_table_4(made):
     assert row["content"] == "layer 2: 1" and row["all tokens"] == "layer 1: 100; layer 2: 200" and row["n"] == 1000
 
 
+def carried(made, tokens, scores):
+    """`made` with these carriers and their scores, by layer."""
+    L = len(tokens)
+    roles = ["cls", "register", "register", "content", "content"]
+    lists = {"scored": tokens, "scores": scores, "carriers": tokens, "roles": roles}
+    return dataclasses.replace(made, layers=L, averaged=made.averaged | lists)
+
+
+def test_carriers_read_as_table_2(made):
+    """Seven layers: cls; register 2 twice; two patches tied; a patch; cls and a patch tied; nobody."""
+    found = carried(
+        made,
+        [[0], [2], [2], [3, 4], [4], [0, 3], []],
+        [[0.1], [0.2], [0.163], [0.004, 0.004], [0.002], [0.5, 0.5], []],
+    )
+    roles = [("cls",), ("register",), ("register",), ("content",), ("content",), ("cls", "content"), ()]
+    assert found.carrier_roles() == roles
+    row = carriers([found]).iloc[0]
+    assert (row["special carrier"], row["content carrier"], row["undecided"], row["tied"]) == ("3", "2", "2", "2")
+    assert row["max score"] == "0.5" and row["median score, content carrier"] == "0.003"
+    assert row["modal special carrier"] == "reg#2 (2/3)"
+    rows = compare_table_2([found], ["DINOv2-L"])
+    assert rows["special carrier"].tolist() == ["13", "3"]
+    assert rows["modal special carrier"].iloc[0] == "reg#1 (8/13)"
+    without = dataclasses.replace(found, averaged={"left_out": "inputs have 5 to 9 tokens"})
+    assert carriers([without]).iloc[0]["special carrier"] == "no average"
+    with pytest.raises(MeasurementError, match="5 to 9 tokens"):
+        without.carrier_roles()
+
+
+def test_no_special_carrier_is_called_modal(made):
+    row = carriers([carried(made, [[3], [3, 4]], [[0.1], [0.2, 0.2]])]).iloc[0]
+    assert row["special carrier"] == "0" and row["modal special carrier"] == "none"
+    several = carriers([carried(made, [[0], [1]], [[0.1], [0.2]])]).iloc[0]
+    assert several["modal special carrier"] == "cls (1/2), reg#1 (1/2)"  # the lowest index does not win
+
+
+def test_median_gap_needs_enough_failures(made):
+    assert made.median_gap("all") == 0.5
+    assert made.median_gap("content") is None and made.median_gap("content", least=1) == 0.25
+    provenance = made.provenance | {"model": {"name": "made up", "content_tokens": 64}}
+    row = by_size([dataclasses.replace(made, provenance=provenance)]).loc[64]
+    assert row["content, hold"] == "99.95%" and row["content, fail"] == 1 and row["content, median gap"] == "-"
+    assert row["all tokens, fail"] == 300 and row["all tokens, median gap"] == "50.0%"
+    assert row["kappa"] == "0.25 to 0.50" and row["margin"] == "2e-07 to 1e-02"
+
+
+def test_figures_of_carriers_and_sizes_draw_what_they_are_given(made):
+    """Hollow where tokens tie, grey where their roles differ, a cross where nothing carries; nothing below 20."""
+    found = carried(made, [[0], [3, 4], [0, 3], []], [[0.1], [0.004, 0.004], [0.5, 0.5], []])
+    marks = {line.get_label(): line for line in plots.carrier_scores({"a": found}).axes[0].lines}
+    assert set(marks) == {"cls", "content, tied", "different roles, tied", "none: pairs tie"}
+    assert marks["content, tied"].get_ydata()[0] == 0.004
+    assert marks["content, tied"].get_markerfacecolor() == "white"
+    assert marks["cls"].get_markerfacecolor() == marks["cls"].get_color()
+    bound, kappa = plots.doeblin_and_kappa({"a": made}).axes[0].lines
+    assert bound.get_ydata().tolist() == [0.5, 0.5] and kappa.get_ydata().tolist() == [0.5, 0.25]
+    sized = dataclasses.replace(made, provenance=made.provenance | {"model": {"content_tokens": 64}})
+    shares, gaps, kappas = plots.share_by_size({"a": [sized]}).axes
+    assert [line.get_ydata()[0] for line in shares.lines] == [pytest.approx(99.95), 85]
+    assert np.isnan(gaps.lines[0].get_ydata()[0]) and gaps.lines[1].get_ydata()[0] == 50
+    assert kappas.lines[0].get_xdata()[0] == 64
+
+
+def test_figures_of_a_pair_say_ties():
+    """Swapping two tokens: one pair. Three that each keep to themselves: three pairs of disjoint rows."""
+    one = plots.pair_in_text([" the", " green", "er"], [[0.5, 0.5, 0], [0.5, 0.25, 0.25], [0, 0.25, 0.75]], (0, 2))
+    assert one.get_suptitle().endswith("one pair attains it")
+    assert [axes.get_title(loc="left") for axes in one.axes][2] == "they share 0.25"
+    assert "3 pairs attain it, tied" in plots.pair_in_text([" a", " b", " c"], np.eye(3), (0, 1)).get_suptitle()
+    image = np.zeros((4, 4, 3), dtype=np.uint8)
+    assert "6 pairs attain it, tied" in plots.pair_on_image(image, np.eye(4), (0, 1)).get_suptitle()
+
+
+def test_mass_by_role_stacks_the_shares():
+    bars = plots.mass_by_role({"cls": [0.25, 0.5], "words": [0.75, 0.5]}).axes[0].patches
+    assert [bar.get_y() for bar in bars] == [0, 0, 25, 50]
+    assert [bar.get_height() for bar in bars] == [25, 50, 75, 50]
+
+
 def test_verdicts_that_flip_are_counted(made):
     """One input fails elsewhere, one fails that did not; a head in each layer; one averaged verdict."""
     other = dataclasses.replace(
@@ -607,6 +706,24 @@ def test_the_papers_tables_agree_with_each_other():
         assert row.content_tested == 512 * row.layers
         assert row.content_tested - row.content_held == sum(TABLE_4[name].values())
         assert all(1 <= layer <= row.layers for layer in TABLE_4[name])
+
+
+def test_what_was_not_run_comes_with_its_command(made):
+    measured = dataclasses.replace(made, provenance=made.provenance | {"model": {"name": "roberta-base"}})
+    left = not_run(["roberta-base", "distilbert-base"], [measured], "wikitext-2")
+    assert left.index.tolist() == ["DistilBERT"]
+    command = left.iloc[0, 0].split()
+    arguments = cli.parser().parse_args(command[3:])
+    assert (arguments.name, arguments.inputs, arguments.n) == ("distilbert-base", "wikitext-2", 512)
+    rows = compare_language_models([made])
+    assert len(rows) == 2 and rows.iloc[0]["per input, all tokens"] == "82-97%, with DINOv2"
+
+
+def test_table_2_agrees_with_itself():
+    """The modal token carries some of the special layers, these are some of all; scores of patches are smaller."""
+    for name, row in TABLE_2.items():
+        assert row.modal_layers <= row.special <= row.layers == TABLE_1[name].layers
+        assert row.patch_median < row.highest <= 1
 
 
 def test_the_comparison_puts_the_paper_first(made):
