@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dobnb import __version__
-from dobnb.errors import DobnbError
+from dobnb.errors import DobnbError, one_line
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def _models(arguments: argparse.Namespace) -> int:
 
     rows = [("name", "layers", "heads", "tokens", "weights", "source")]
     for card in MODELS.values():
-        where = "cached" if is_cached(card.name) else "not fetched" if card.embedded else "hub"
+        where = "cached" if is_cached(card.name) else "not fetched" if card.embedded else "hub, not cached"
         rows.append((card.name, str(card.layers), str(card.heads), str(card.tokens), where, card.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -57,18 +57,29 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
+    from dobnb import untrained
     from dobnb.inputs import read_inputs
-    from dobnb.measurement import prepare
+    from dobnb.measurement import MeasurementError, prepare
     from dobnb.runs import check_folder, run
 
-    out = arguments.out
-    check_folder(out)
+    out, draws = arguments.out, arguments.untrained
+    if draws and (arguments.matrices or arguments.shard != (1, 1)):
+        raise MeasurementError("--untrained takes neither --shard nor --matrices; leave them out")
+    (untrained.check_folder if draws else check_folder)(out)
     inputs = read_inputs(
         arguments.inputs, arguments.name, arguments.n,
-        size=arguments.size, length=arguments.length, revision=arguments.revision,
+        size=arguments.size, length=arguments.length, revision=arguments.revision, untrained=draws is not None,
     )  # fmt: skip
     for name, why in inputs.left_out:
-        _say(f"left out: {name}: {why}")
+        _say(one_line(f"left out: {name}: {why}"))
+    if draws:
+        record = untrained.measure_untrained(
+            arguments.name, inputs, draws, out, batch_size=arguments.batch_size, device=arguments.device,
+            revision=arguments.revision, scheduler=arguments.scheduler, progress=_progress(), tell=_say,
+        )  # fmt: skip
+        found = f"{draws} untrained draws of {arguments.name} on {record['n']} inputs"
+        print(f"{found}: {out / untrained.FILE}; `dobnb show {out}` prints it")
+        return 0
     job = prepare(
         arguments.name, inputs, batch_size=arguments.batch_size, device=arguments.device, revision=arguments.revision,
         load_on="cpu" if arguments.scheduler else None,
@@ -133,9 +144,16 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from dobnb import untrained
     from dobnb.measurement import Measurement, failures, table
 
-    found = [Measurement.load(path) for path in arguments.files]
+    files = [path / untrained.FILE if (path / untrained.FILE).exists() else path for path in arguments.files]
+    if nulls := [untrained.read_null(path) for path in files if path.name.startswith("untrained")]:
+        print("Untrained, % of inputs and layers, mean and deviation over draws")
+        print(untrained.null_table(nulls).to_string())
+    found = [Measurement.load(path) for path in files if not path.name.startswith("untrained")]
+    if not found:
+        return 0
     print("As the paper's Table 1")
     print(table(found).to_string())
     print("\nInputs that fail, as the paper's Table 4")
@@ -298,11 +316,15 @@ def parser() -> argparse.ArgumentParser:
     )
     measure.add_argument(
         "--inputs", default="embedded", metavar="SOURCE",
-        help="a folder of images, a text file, imagenette, wikitext-2, or embedded (default)",
+        help="a folder of images, a text file, imagenette, wikitext-2, random (word pieces), or embedded (default)",
     )  # fmt: skip
     measure.add_argument("--n", type=_count, help="number of inputs (default: all there are; 32 embedded ones)")
     measure.add_argument("--size", type=_count, help="side of the images in pixels (default: the model's own)")
     measure.add_argument("--length", type=_count, help="word pieces a text (default: 126)")
+    measure.add_argument(
+        "--untrained", type=_count, metavar="K",
+        help="measure K draws of the architecture with random weights instead; the paper's models need no hub for it",
+    )  # fmt: skip
     measure.add_argument("--batch-size", type=_count, default=16, help="inputs at a time (default: %(default)s)")
     measure.add_argument("--device", default="cpu", help="where torch computes (default: %(default)s)")
     measure.add_argument("--revision", help="branch, tag or commit of a hub model (default: the hub's)")
@@ -378,7 +400,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.command(arguments)
     except (DobnbError, OSError) as error:
-        print(f"dobnb: error: {error}", file=sys.stderr)
+        print(f"dobnb: error: {one_line(str(error))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"dobnb: error: {error}; install the extras: pip install -e '.[book,test]'", file=sys.stderr)

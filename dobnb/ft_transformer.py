@@ -24,8 +24,8 @@ from dobnb import provenance
 from dobnb.capture import stream_attention
 from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
 from dobnb.files import write_text
-from dobnb.kernel import mean_of_heads
 from dobnb.tables import Prepared, Table, baselines, prepare, score
+from dobnb.tallies import layer_tallies
 from dobnb.training import (
     SCHEMA,
     TrainingError,
@@ -42,6 +42,7 @@ from dobnb.training import (
     state,
     with_digest,
 )
+from dobnb.untrained import against_null as beside_null
 
 LEARNING_RATE = 1e-4
 WEIGHT_DECAY = 1e-5
@@ -341,9 +342,9 @@ def measure_rows(model: FTTransformer, X: np.ndarray) -> dict[str, Any]:
     totals: dict[int, Tensor] = {}
 
     def sink(layer: int, weights: Tensor) -> None:
-        averaged = torch.from_numpy(mean_of_heads(weights.contiguous().numpy()))
-        on["all"].setdefault(layer, []).append(check_equality(averaged))
-        on["features"].setdefault(layer, []).append(check_equality(averaged, tokens=content))
+        _, averaged, reports = layer_tallies(weights.contiguous(), content, heads=False)
+        on["features"].setdefault(layer, []).append(reports["content"])
+        on["all"].setdefault(layer, []).append(reports["all"])
         totals[layer] = totals.get(layer, 0) + averaged.sum(0)
 
     for rows in torch.from_numpy(X).split(ROWS_AT_A_TIME):
@@ -461,32 +462,7 @@ def against_null(record: Mapping[str, Any]) -> pd.DataFrame:
     """Trained against untrained models, layer by layer, printable text: like with like, the same tokens and rows.
 
     :param record: what :func:`evaluate` returned.
-    :return: one row a token set and layer, and one for all layers. Shares are in per cent: of every seed, and of the
-        untrained models the mean, the standard deviation and the range over models. kappa and margin are medians over
-        rows, and then over models, in brackets those of the untrained.
+    :return: as :func:`dobnb.untrained.against_null`, of every seed.
     """
-    rows = []
-    runs, null = [_brief(run["attention"]) for run in record["runs"]], record["untrained"]
-    for name in ("features", "all"):
-        of_runs, of_null = (
-            np.array([np.divide(model[name]["held"], model["n"]) for model in models]) * 100 for models in (runs, null)
-        )
-        layers = of_runs.shape[1]
-        for layer in (*range(layers), None):
-            which = slice(None) if layer is None else slice(layer, layer + 1)
-            trained, untrained = of_runs[:, which].mean(1), of_null[:, which].mean(1)
-            row = {
-                "tokens": name,
-                "layer": "all" if layer is None else str(layer + 1),
-                "trained, %": ", ".join(f"{share:.1f}" for share in trained),
-                "untrained, %": f"{untrained.mean():.1f} \N{PLUS-MINUS SIGN} {untrained.std(ddof=1):.1f}",
-                "range": f"{untrained.min():.1f} to {untrained.max():.1f}",
-            }
-            for what in ("kappa", "margin"):
-                medians = [
-                    f"{np.median([model[name][what][layer] for model in models]):.1g}" if layer is not None else ""
-                    for models in (runs, null)
-                ]
-                row[f"{what} (untrained)"] = "{} ({})".format(*medians) if layer is not None else ""
-            rows.append(row)
-    return pd.DataFrame(rows).set_index(["tokens", "layer"])
+    runs = [_brief(run["attention"]) for run in record["runs"]]
+    return beside_null(runs, record["untrained"], ("features", "all"))
