@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from dobnb.measurement import Measurement, failing_layers, failures, percent, table
+from dobnb.untrained import null_table
 
 
 class Table1Row(NamedTuple):
@@ -80,6 +81,13 @@ TABLE_3: dict[tuple[str, int], Table3Row] = {
 }
 """Table 3 by data set and number of blocks. The shares are of row-layer pairs, over 4000 test rows and three seeds."""
 
+ABSTRACT = {
+    "ViT-B/16": "64% (abstract)",
+    "RoBERTa": "essentially all (abstract)",
+    "DistilBERT": "essentially all (abstract)",
+}
+"""Per input on content tokens, of the models whose row of Table 1 is not at hand."""
+
 RANDOM_PERCENT = (24, 30)
 """How often uniformly random stochastic matrices satisfy the condition, in per cent (the paper's abstract)."""
 
@@ -107,6 +115,46 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
         })
     paper = pd.DataFrame(rows).set_index(["system", "inputs"])
     return pd.concat([paper, table(ours)]) if ours else paper
+
+
+def compare_null(nulls: Sequence[Mapping[str, Any]], trained: Mapping[str, Measurement]) -> pd.DataFrame:
+    """Each architecture with the paper's trained weights, with ours where there are some, and untrained.
+
+    :param nulls: see :func:`dobnb.untrained.measure_untrained`; two draws or more.
+    :param trained: title of an architecture -> our measurement of trained weights.
+    :return: one row an architecture and weights, printable text. Shares are in per cent of input-layer pairs, and of
+        heads; of untrained weights the mean and the standard deviation over draws. kappa is on content tokens, the
+        median over inputs (and draws), in the layers with the smallest and the largest.
+    """
+    rows = []
+    for null in nulls:
+        title = null["provenance"]["model"]["title"]
+        paper = {"architecture": title, "weights": "trained, paper"}
+        if title in TABLE_1:
+            row = TABLE_1[title]
+            share = percent(row.content_held, row.content_tested)
+            rows.append({**paper, "inputs": row.content_tested // row.layers, "content": share,
+                         "all tokens": f"{row.all_percent}%", "heads": f"{row.heads_percent}%"})  # fmt: skip
+        elif title in ABSTRACT:
+            rows.append({**paper, "inputs": 512, "content": ABSTRACT[title]})
+        if title in trained:
+            found = trained[title]
+            pairs, median = sum(found.n), found.per_input["content_kappa"]["median"]
+            rows.append({
+                "architecture": title,
+                "weights": "trained, this book",
+                "inputs": found.n[0],
+                "content": percent(sum(found.per_input["content"]), pairs),
+                "all tokens": percent(sum(found.per_input["all"]), pairs),
+                "heads": percent(sum(found.heads["content"]), sum(found.heads["tested"])),
+                "kappa by layer": f"{min(median):.3f} to {max(median):.3f}",
+            })
+        (ours,) = null_table([null]).reset_index().to_dict("records")
+        weights = f"untrained, {ours['draws']} draws"
+        shares = {column: f"{ours[column]}%" for column in ("content", "all tokens", "heads")}
+        rows.append({"architecture": title, "weights": weights, "inputs": ours["n"], **shares,
+                     "kappa by layer": ours["kappa by layer"]})  # fmt: skip
+    return pd.DataFrame(rows).fillna("").set_index(["architecture", "weights"])
 
 
 def compare_table_3(ours: Mapping[tuple[str, int], Mapping[str, Any]]) -> pd.DataFrame:
