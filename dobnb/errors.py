@@ -42,12 +42,20 @@ class CompressedAttentionError(CaptureError):
     """Linear, compressed or cached attention has no square matrix on the tokens. Choose a model with full softmax."""
 
 
+class NoAttentionError(CaptureError):
+    """No layer gave self-attention: it is of another kind, or attends to another sequence. Choose another model."""
+
+
+class AmbiguousAttentionError(CaptureError):
+    """To its own tokens or to another sequence? It cannot be told. Name the module ``self_attn`` or ``cross_attn``."""
+
+
 class LayerCountError(CaptureError):
     """Fewer or more layers gave attention than the model has: some layer has an attention of another kind."""
 
 
 class HalfPrecisionError(CaptureError):
-    """Rows in half precision do not sum to 1 closely enough. Call ``model.float()`` or pass ``allow_half=True``."""
+    """Attention in half precision or under autocast is too coarse. Call ``model.float()`` and leave autocast off."""
 
 
 class NotFiniteError(CaptureError):
@@ -63,7 +71,7 @@ class MaskedRowError(CaptureError):
 
 
 class PaddingError(CaptureError):
-    """There are padding ids and no attention mask, so the padding takes part. Pass the tokenizer's mask."""
+    """Padding takes part, or layers disagree on what it is. Pass the tokenizer's mask, or one that the model heeds."""
 
 
 class LengthError(CaptureError):

@@ -587,6 +587,17 @@ def _check_lengths(n: int | None, length: int, special: int, limit: int) -> None
         )
 
 
+def word_pieces(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[str]:
+    """The pieces of a text as they read, one an id; a space before the first piece of a word.
+
+    :param tokenizer: one that marks what continues a word with ``##``, or byte by byte what begins one.
+    """
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    if "##s" in tokenizer.get_vocab():
+        return [piece[2:] if piece.startswith("##") else f" {piece}" for piece in pieces]
+    return [tokenizer.convert_tokens_to_string([piece]) for piece in pieces]
+
+
 def _blocks(
     what: str, lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int | None, length: int
 ) -> Inputs:
