@@ -18,6 +18,7 @@ from dobnb import cli, measure
 from dobnb.inputs import InputError, random_words, read_inputs
 from dobnb.measurement import Measurement, MeasurementError
 from dobnb.models import MODELS, ModelError, config_of, load_model, load_untrained
+from dobnb.published import compare_null
 from dobnb.untrained import against_null, in_brief, measure_untrained, null_of, null_table, read_null
 
 # The cards ----------------------------------------------------------------------------------------------------------
@@ -300,3 +301,30 @@ def test_the_command_measures_a_model_of_the_paper_without_the_hub(
         assert cli.main([*command, *more, "--out", str(tmp_path / "other")]) == 2
         assert "takes neither --shard nor --matrices" in capsys.readouterr().err
     assert cli.main([*command[:2], "--untrained", "2", "--inputs", "random", "--n", "1", "--out", str(tmp_path)]) == 2
+
+
+def test_the_papers_rows_stand_beside_the_null() -> None:
+    null = made([[2, 4], [4, 8]])
+    null["provenance"]["model"]["title"] = "DINOv2-L"
+    other = made([[2, 4], [4, 8]])
+    other["provenance"]["model"]["title"] = "ViT-B/16"
+    table = compare_null([null, other], {})
+    assert table.index.tolist() == [
+        ("DINOv2-L", "trained, paper"), ("DINOv2-L", "untrained, 2 draws"),
+        ("ViT-B/16", "trained, paper"), ("ViT-B/16", "untrained, 2 draws"),
+    ]  # fmt: skip
+    # the paper's Table 1 and abstract
+    assert table.loc[("DINOv2-L", "trained, paper")].tolist() == [512, "99.98%", "81.9%", "91.4%", ""]
+    assert table.loc[("ViT-B/16", "trained, paper"), "content"] == "64% (abstract)"
+    assert table.loc[("DINOv2-L", "untrained, 2 draws"), "content"] == "45.0 ± 21.2%"
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "results").glob("untrained_*.json")))
+def test_the_records_are_whole_and_clean(path: Path) -> None:
+    record = read_null(path)
+    assert [draw["seed"] for draw in record["untrained"]] == list(range(len(record["untrained"])))
+    born = record["provenance"]
+    assert path.stem.removeprefix("untrained_") == born["model"]["name"]
+    assert born["commit"] and not born["commit"].endswith("+") and "/" not in json.dumps(born["inputs"])
+    card = MODELS[born["model"]["name"]]
+    assert (record["layers"], born["model"]["heads"], born["model"]["tokens"]) == (card.layers, card.heads, card.tokens)
