@@ -14,7 +14,7 @@ from hub_models import CONFIGS
 from tiny import SMALL, noise, without_time
 from transformers import AutoConfig, Dinov2Config, Dinov2Model
 
-from dobnb import cli, measure
+from dobnb import cli, measure, plots
 from dobnb.inputs import InputError, random_words, read_inputs
 from dobnb.measurement import Measurement, MeasurementError
 from dobnb.models import MODELS, ModelError, config_of, load_model, load_untrained
@@ -328,3 +328,21 @@ def test_the_records_are_whole_and_clean(path: Path) -> None:
     assert born["commit"] and not born["commit"].endswith("+") and "/" not in json.dumps(born["inputs"])
     card = MODELS[born["model"]["name"]]
     assert (record["layers"], born["model"]["heads"], born["model"]["tokens"]) == (card.layers, card.heads, card.tokens)
+
+
+def test_the_figures_show_the_record(folder: Path) -> None:
+    trained = measure(load_untrained(str(folder), 9), noise(4))
+    null = null_of("tiny", [measure(str(folder), noise(4), untrained=seed) for seed in range(3)])
+    share, kappa = plots.beside_null({"one": (trained, null)}).axes
+    held = np.array([draw["content"]["held"] for draw in null["untrained"]])
+    assert list(share.lines[0].get_ydata()) == [25 * count for count in trained.per_input["content"]]
+    np.testing.assert_allclose(share.lines[1].get_ydata(), 25 * held.mean(0))
+    kappas = np.array([draw["content"]["kappa"]["median"] for draw in null["untrained"]])
+    np.testing.assert_allclose(kappa.lines[1].get_ydata(), kappas.mean(0))
+    band = kappa.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (pytest.approx(kappas.min()), pytest.approx(kappas.max()))
+    wins = plots.self_wins({"one": {"trained": [1.0, 0.9], "untrained": [0.5, 0.4]}}).axes[0]
+    assert list(wins.lines[1].get_ydata()) == [50, 40] and list(wins.lines[0].get_xdata()) == [1, 2]
+    mass = plots.special_mass({"one": torch.tensor([[[0.1, 0.3], [0.3, 0.5]]])}).axes[0]
+    np.testing.assert_allclose(mass.lines[0].get_ydata(), [20, 40], rtol=1e-6)
+    np.testing.assert_allclose(mass.lines[1].get_ydata(), [30], rtol=1e-6)
