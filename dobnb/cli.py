@@ -170,11 +170,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def _train_ft_transformer(arguments: argparse.Namespace) -> int:
     import torch
 
-    from dobnb.ft_transformer import evaluate, save_evaluation, train
+    from dobnb.ft_transformer import evaluate, train
     from dobnb.tables import baselines, load_table
+    from dobnb.training import save_evaluation
 
     table = load_table(arguments.data, data_home=arguments.data_home, split=arguments.split, target=arguments.target)
     sizes = ", ".join(f"{len(rows)} {part}" for part, rows in table.y.items())
@@ -196,6 +197,29 @@ def _train(arguments: argparse.Namespace) -> int:
         return 0
     out = arguments.out / "evaluation.json"
     save_evaluation(evaluate(table, arguments.out, list(dict.fromkeys(arguments.seeds)), arguments.untrained), out)
+    print(f"attention of trained and untrained models: {out}")
+    return 0
+
+
+def _train_vit(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from dobnb.small_vit import evaluate, train
+    from dobnb.training import save_evaluation
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    seeds, objectives = (list(dict.fromkeys(given)) for given in (arguments.seeds, arguments.objective))
+    for objective in objectives:
+        for seed in seeds:
+            name = f"{objective}, seed {seed}"
+            record = train(
+                objective, seed, arguments.out / objective / f"seed_{seed}", epochs=arguments.epochs,
+                report=lambda line, name=name: print(f"{name}  {line}", flush=True),
+            )  # fmt: skip
+            print(f"{name}  test {record['metric']} {record['test']:.4f}", flush=True)
+    out = arguments.out / "evaluation.json"
+    save_evaluation(evaluate(arguments.out, seeds, objectives, arguments.untrained, report=_say), out)
     print(f"attention of trained and untrained models: {out}")
     return 0
 
@@ -325,27 +349,33 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("second", type=Path, metavar="FILE")
     compare.set_defaults(command=_compare)
 
-    train = commands.add_parser(
-        "train",
-        help="train FT-Transformer on a table",
-        description="Interrupted or killed, the same command goes on where it was, to the same weights.",
-    )
-    train.add_argument("model", choices=["ft-transformer"])
-    train.add_argument(
+    goes_on = "Interrupted or killed, the same command goes on where it was, to the same weights."
+    train = commands.add_parser("train", help="train a model, and measure its attention", description=goes_on)
+    trained = train.add_subparsers(required=True, metavar="MODEL")
+    table = trained.add_parser("ft-transformer", help="FT-Transformer on a table", description=goes_on)
+    table.add_argument(
         "--data", required=True, metavar="NAME|FILE", help="california, higgs, diabetes, or a .csv or .npz file"
     )
-    train.add_argument("--data-home", type=Path, metavar="FOLDER", help="where scikit-learn keeps its downloads")
-    train.add_argument("--split", type=Path, metavar="FOLDER", help="row numbers: train.npy, val.npy, test.npy")
-    train.add_argument("--target", metavar="COLUMN", help="of a .csv (default: the last)")
-    train.add_argument("--blocks", type=_count, default=3, help="1 to 6 (default: %(default)s)")
-    train.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run each (default: 0)")
-    train.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
-    train.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
-    train.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="(default: %(default)s)")
-    train.add_argument("--untrained", type=_count, default=20, help="models of the null (default: %(default)s)")
-    train.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
-    train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
-    train.set_defaults(command=_train)
+    table.add_argument("--data-home", type=Path, metavar="FOLDER", help="where scikit-learn keeps its downloads")
+    table.add_argument("--split", type=Path, metavar="FOLDER", help="row numbers: train.npy, val.npy, test.npy")
+    table.add_argument("--target", metavar="COLUMN", help="of a .csv (default: the last)")
+    table.add_argument("--blocks", type=_count, default=3, help="1 to 6 (default: %(default)s)")
+    table.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
+    table.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
+    table.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="(default: %(default)s)")
+    table.set_defaults(command=_train_ft_transformer)
+    vit = trained.add_parser("vit", help="a small vision transformer on digits", description=goes_on)
+    vit.add_argument(
+        "--objective", choices=["labels", "masked"], nargs="+", default=["labels", "masked"],
+        help="name the digit, or reconstruct hidden patches (default: one after the other)",
+    )  # fmt: skip
+    vit.add_argument("--epochs", type=_count, default=60, help="(default: %(default)s)")
+    vit.set_defaults(command=_train_vit)
+    for one in (table, vit):
+        one.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run each (default: 0)")
+        one.add_argument("--untrained", type=_count, default=20, help="models of the null (default: %(default)s)")
+        one.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
+        one.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
 
     afresh = "Without a step: execute every chapter afresh into _build/, and render."
     book = commands.add_parser("book", help="execute and render the book", description=afresh)
