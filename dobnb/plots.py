@@ -1030,6 +1030,106 @@ def through_training(run: Mapping[str, Any], tokens: str = "features") -> Figure
     return figure
 
 
+def objectives_by_layer(record: Mapping[str, Any]) -> Figure:
+    """Share, kappa and margin by layer of models trained for two objectives: bold the mean over seeds, thin each seed;
+    the grey band holds every untrained model, its dotted line is their mean.
+
+    :param record: what :func:`dobnb.small_vit.evaluate` returned.
+    """
+    panels_of = (
+        ("patches", "condition holds, %", "content", "held"),
+        ("all tokens", "condition holds, %", "all", "held"),
+        ("patches", r"median $\kappa$", "content", "kappa"),
+        ("patches", "median margin", "content", "margin"),
+    )
+
+    def values(models: Sequence[Mapping[str, Any]], tokens: str, what: str) -> np.ndarray:
+        """Shape (models, layers)."""
+        if what == "held":
+            return np.array([np.multiply(100 / model["n"], model[tokens]["held"]) for model in models])
+        return np.array([[quantiles[1] for quantiles in model[tokens][what]] for model in models])
+
+    objectives = list(dict.fromkeys(run["settings"]["objective"] for run in record["runs"]))
+    with style():
+        figure, panels = plt.subplots(4, 1, figsize=(WIDTH, 9.4), sharex=True)
+        for axes, (title, label, tokens, what) in zip(panels, panels_of, strict=True):
+            null = values(record["untrained"], tokens, what)
+            layers = np.arange(1, null.shape[1] + 1)
+            axes.fill_between(layers, null.min(0), null.max(0), color="0.88", linewidth=0)
+            axes.plot(layers, null.mean(0), ":", color="0.35", label="untrained")
+            for k, objective in enumerate(objectives):
+                trained = [
+                    run["through_training"][-1] for run in record["runs"] if run["settings"]["objective"] == objective
+                ]
+                found, look = values(trained, tokens, what), {"color": COLORS[k], "linestyle": LINES[k]}
+                axes.plot(layers, found.T, **look, linewidth=0.8, alpha=0.6)
+                axes.plot(layers, found.mean(0), **look, linewidth=2.6, marker=MARKERS[k], label=objective)
+            axes.set_title(title, loc="left")
+            axes.set_ylabel(label)
+            if what == "held":
+                axes.set_ylim(-4, 104)
+        panels[2].set_ylim(0, 1.02)
+        panels[3].set_yscale("log")
+        panels[3].set_xlabel("layer")
+        panels[3].xaxis.get_major_locator().set_params(integer=True)
+        _legend_above(figure, _handles(panels), columns=3)
+    return figure
+
+
+def layers_through_training(panels: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "held") -> Figure:
+    """A number for every layer and epoch as a heat map, one panel a set of runs, whose mean it is.
+
+    :param panels: title -> runs of an evaluation of :func:`dobnb.small_vit.evaluate`, all with the same epochs.
+    :param what: ``held``, the share of images that satisfy the condition on patches, in per cent; ``kappa``, the median
+        kappa on patches, also in hundredths.
+    """
+    with style():
+        figure, grid = plt.subplots(len(panels), 1, figsize=(WIDTH, 2.7 * len(panels)), squeeze=False)
+        for axes, (title, runs) in zip(grid[:, 0], panels.items(), strict=True):
+            steps = [run["through_training"] for run in runs]
+            values = np.mean([
+                [
+                    np.multiply(100 / step["n"], step["content"]["held"]) if what == "held"
+                    else [100 * quantiles[1] for quantiles in step["content"]["kappa"]]
+                    for step in one
+                ]
+                for one in steps
+            ], 0).T  # fmt: skip
+            reached = np.mean([[step["test"] for step in one] for one in steps], 0)
+            axes.imshow(values, cmap="cividis", vmin=0, vmax=100, aspect="auto")
+            for (layer, epoch), value in np.ndenumerate(values):
+                color = "black" if value > 50 else "white"
+                axes.text(epoch, layer, f"{value:.0f}", ha="center", va="center", color=color, fontsize=9)
+            epochs = [step["epoch"] for step in steps[0]]
+            names = [f"{epoch}\n{value:.2f}" for epoch, value in zip(epochs, reached, strict=True)]
+            axes.set_xticks(range(len(epochs)), names)
+            axes.set_yticks(range(len(values)), range(1, len(values) + 1))
+            axes.grid(False)
+            axes.set_ylabel("layer")
+            axes.set_title(title, loc="left")
+            axes.set_xlabel(f"epoch; below it, test {runs[0]['metric']}")
+    return figure
+
+
+def pair_members(panels: Mapping[str, np.ndarray]) -> Figure:
+    """How often each place of the image is in the maximising pair, a row a set of models, a map a layer.
+
+    :param panels: title -> counts, shape (layers, side, side); each map is divided by its largest count.
+    """
+    layers = len(next(iter(panels.values())))
+    with style():
+        figure, grid = plt.subplots(len(panels), layers, figsize=(WIDTH, 1.25 * len(panels) + 0.2), squeeze=False)
+        for row, (title, counts) in zip(grid, panels.items(), strict=True):
+            for layer, (axes, places) in enumerate(zip(row, counts, strict=True), 1):
+                axes.imshow(places / places.max(), cmap="cividis", vmin=0, vmax=1)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.grid(False)
+                axes.set_xlabel(f"layer {layer}", fontsize=8)
+            row[0].set_title(title, loc="left")
+    return figure
+
+
 def named_attention(A: Any, names: Sequence[str], title: str) -> Figure:
     """One attention matrix as a heat map with the names of its tokens.
 

@@ -347,6 +347,15 @@ def test_the_digest_of_a_folder_follows_its_files_and_not_its_place(folder, tmp_
     assert image_folder(tmp_path / "elsewhere", size=28).digest != digest
 
 
+def test_a_relative_folder_is_read_from_wherever_a_worker_stands(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    inputs = image_folder(folder.name, 1, 56)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert inputs.batch(0, 1)["pixel_values"].shape == (1, 3, 56, 56)
+
+
 def test_the_name_is_never_a_path(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert image_folder(".", size=28).name == "3 images of pictures, 28 px"
