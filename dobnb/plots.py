@@ -435,6 +435,7 @@ def carrier_scores(measurements: Mapping[str, Measurement]) -> Figure:
                     markersize=8, markeredgewidth=1.6,
                 )  # fmt: skip
             axes.set_title(title, loc="left")
+            axes.set_ylim(min(1e-4, axes.get_ylim()[0]), 1)
             axes.set_ylabel("leave-one-out score")
             axes.set_xticks(range(1, found.layers + 1))
         axes.set_xlabel("layer")
