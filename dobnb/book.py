@@ -435,9 +435,18 @@ def html(root: Path, source: Path | None = None) -> None:
         print(" failed", flush=True)
         sys.stderr.write(COLOUR.sub("", done.stdout).replace(f"{staged}{os.sep}", ""))
         raise BookError("the pages did not build cleanly; mend what the lines above name and run again")
+    _mend_roles(build / "html")
     write_text(build / "html" / ".sources", _sources(source or root))
     print(f" {time.perf_counter() - start:.0f} s", flush=True)
     print(f"the book is in {build / 'html' / 'index.html'}", flush=True)
+
+
+def _mend_roles(pages_folder: Path) -> None:
+    """Docutils puts entries of a deprecated role into its list of citations, which screen readers then find empty."""
+    for page in pages_folder.rglob("*.html"):
+        markup = page.read_text(encoding="utf-8")
+        if 'role="doc-biblioentry"' in markup:
+            write_text(page, markup.replace('role="doc-biblioentry"', 'role="listitem"'))
 
 
 def status_page(notebooks: Mapping[str, dict[str, Any]]) -> str:
