@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 PACKAGE = Path(__file__).parent
-PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py", "pages.py"}
+PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py", "pages.py", "reference.py"}
 """Modules that no notebook imports: a change in them leaves the notebooks as fresh as they were."""
 RECORD = re.compile(r"results/[\w.-]+\.json")
 """A recorded run that a chapter shows."""

@@ -10,18 +10,28 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dobnb import reference
 from dobnb.errors import DobnbError
 from dobnb.files import write_text
 
 GENERATED = re.compile(r"^% generated: (\w+)((?: \S+)*)$", re.MULTILINE)
 """The line that a generated part replaces."""
+STATEMENT = re.compile(r"^`{3,}\{prf:(?!proof|ref)\w+\} *(.+)\n:label: *([\w-]+)$", re.MULTILINE)
+EXERCISE = re.compile(r"^`{3,}\{exercise\} *(.+)\n:label: *([\w-]+)$", re.MULTILINE)
+"""How a text states something numbered: its title and its label."""
+GLOSSARY = re.compile(r"^```\{glossary\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *(`{3,}|~{3,}|:{3,}|\$\$)")
+NO_PROSE = re.compile(r"^(#|\(|\||%|<|:\w|- \[)")
+"""Lines in which no word becomes a link: headings, labels, tables, comments."""
+INLINE = re.compile(r"((?:\{[\w:-]+\})?`+[^`]*`+|\[[^\]]*\]\([^)]*\)|\$[^$]*\$|<[^>]*>|\*+[^*]*\*+)")
+"""What in a line of prose is no plain word: code and roles, links, formulas, emphasis."""
 SOURCES = ("_config.yml", "_toc.yml", "CHANGELOG.md", "CITATION.cff")
 """What a book consists of, beside the folders ``book/`` and ``results/``; the last two files may be missing."""
 
@@ -48,6 +58,19 @@ class Book:
         paths = sorted((self.root / "book" / "text").glob("*.md"))
         return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
+    @property
+    def terms(self) -> list[str]:
+        """The words that the glossary explains; none without a glossary."""
+        path = self.root / "book" / "glossary.md"
+        found = GLOSSARY.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return [line for line in found[1].splitlines() if line and not line.startswith(" ")] if found else []
+
+    @cached_property
+    def context(self) -> reference.Context:
+        """What docstrings link to."""
+        others = [path.read_text(encoding="utf-8") for path in sorted((self.root / "book").glob("*.md"))]
+        return reference.context(self.texts, others)
+
 
 def stage(root: Path, target: Path) -> None:
     """Copy the book in `root` to `target`, which is replaced, with everything generated in place.
@@ -69,7 +92,10 @@ def stage(root: Path, target: Path) -> None:
     for name in book.texts:
         notebook = target / "book" / f"{name}.ipynb"
         if notebook.is_file():
-            _add_run_box(notebook, run_box(name, book.runs.get(name)))
+            content = json.loads(notebook.read_text(encoding="utf-8"))
+            _link_terms(content["cells"], book.terms)
+            _add_run_box(content["cells"], run_box(name, book.runs.get(name)))
+            write_text(notebook, json.dumps(content))
 
 
 def _part(found: re.Match[str], book: Book, page: Path) -> str:
@@ -138,20 +164,50 @@ def _day(when: str) -> str:
     return f"{day.day} {day:%B %Y}"
 
 
-def _add_run_box(notebook: Path, box: str) -> None:
+def _add_run_box(cells: list[dict[str, Any]], box: str) -> None:
     """Put the box at the end of the section *Time and hardware*; without one, below the chapter's title."""
-    content = json.loads(notebook.read_text(encoding="utf-8"))
-    for heading, next_one in ((r"^## Time and hardware$", r"^## "), (r"^# .*$", r"\Z|^")):
-        for cell in content["cells"]:
+    for heading, next_one in ((r"^## Time and hardware$", r"^## "), (r"^# .*$", r"^")):
+        for cell in cells:
             source = "".join(cell["source"])
             if cell["cell_type"] != "markdown" or not (found := re.search(heading, source, re.MULTILINE)):
                 continue
-            rest = source[found.end() :]
-            following = re.compile(next_one, re.MULTILINE).search(rest, 1)
-            end = found.end() + (following.start() if following else len(rest))
+            following = re.compile(next_one, re.MULTILINE).search(source, found.end() + 1)
+            end = following.start() if following else len(source)
             cell["source"] = f"{source[:end].rstrip()}\n\n{box}\n\n{source[end:].lstrip()}"
-            write_text(notebook, json.dumps(content))
             return
+
+
+# Words of the glossary
+
+
+def _link_terms(cells: list[dict[str, Any]], terms: list[str]) -> None:
+    """Make the first plain mention of each term in a notebook a link to the glossary."""
+    left = {term.lower(): term for term in terms}
+    for cell in cells:
+        if cell["cell_type"] == "markdown" and left:
+            cell["source"] = _linked("".join(cell["source"]), left)
+
+
+def _linked(source: str, left: dict[str, str]) -> str:
+    """`source` with links; what was linked leaves `left`."""
+
+    def link(found: re.Match[str]) -> str:
+        term = left.pop(found[1].lower(), None)
+        return f"{{term}}`{found[0]} <{term}>`" if term else found[0]
+
+    words = re.compile(rf"\b({'|'.join(sorted(map(re.escape, left), key=len, reverse=True))})s?\b", re.IGNORECASE)
+    lines, fence = [], ""
+    for line in source.split("\n"):
+        mark = found[1] if (found := FENCE.match(line)) else ""
+        if fence:
+            fence = "" if mark.startswith(fence) and not line.strip().strip(mark[0]) else fence
+        elif mark:
+            fence = "" if mark == "$$" and line.rstrip().endswith("$$") and line.strip() != "$$" else mark
+        elif not NO_PROSE.match(line):
+            pieces = INLINE.split(line)
+            line = "".join(piece if number % 2 else words.sub(link, piece) for number, piece in enumerate(pieces))
+        lines.append(line)
+    return "\n".join(lines)
 
 
 # Parts
@@ -162,19 +218,59 @@ def explorer_presets(book: Book, page: Path) -> str:
     from dobnb.gallery import GALLERY
 
     presets = {
-        name: {"lesson": example.lesson, "matrix": [[_fraction(entry) for entry in row] for row in example.matrix]}
+        name: {"lesson": example.lesson, "matrix": [[str(entry) for entry in row] for row in example.matrix]}
         for name, example in GALLERY.items()
     }
     script = json.dumps(presets).replace("</", "<\\/")
     return f'```{{raw}} html\n<script type="application/json" id="explorer-presets">{script}</script>\n```'
 
 
-def _fraction(number: Fraction) -> str:
-    return str(number)
+def api_overview(book: Book, page: Path) -> str:
+    """The names that ``import dobnb`` offers."""
+    return reference.overview(book.context)
+
+
+def api(book: Book, page: Path, *names: str) -> str:
+    """The reference of some modules; ``*`` means all that no page names."""
+    if names == ("*",):
+        others = [path.read_text(encoding="utf-8") for path in (book.root / "book").glob("*.md")]
+        named = {name for text in others for name in _named(text)}
+        names = tuple(module for module in reference.modules() if module not in named)
+    return "\n".join(reference.module_page(name, book.context) for name in names)
+
+
+def _named(text: str) -> Iterator[str]:
+    for found in GENERATED.finditer(text):
+        if found[1] == "api":
+            yield from found[2].split()
+
+
+def statements(book: Book, page: Path) -> str:
+    """A table of the numbered statements of all chapters, each a link, its title and its chapter."""
+    rows = [
+        f"| {{prf:ref}}`{label}` | {title} | {{doc}}`{name}` |"
+        for name, text in book.texts.items()
+        for title, label in STATEMENT.findall(text)
+    ]
+    return "\n".join(["| statement | title | chapter |", "|---|---|---|", *rows])
+
+
+def exercises(book: Book, page: Path) -> str:
+    """A table of the exercises of all chapters, each a link, its title and its chapter."""
+    rows = [
+        f"| {{ref}}`{label}` | {title} | {{doc}}`{name}` |"
+        for name, text in book.texts.items()
+        for title, label in EXERCISE.findall(text)
+    ]
+    return "\n".join(["| exercise | title | chapter |", "|---|---|---|", *rows])
 
 
 PARTS: dict[str, Callable[..., str]] = {
+    "api": api,
+    "api_overview": api_overview,
+    "exercises": exercises,
     "explorer_presets": explorer_presets,
+    "statements": statements,
 }
 """What a page can ask for, by name; each takes the book, the page and the words after the name."""
 
