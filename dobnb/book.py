@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 PACKAGE = Path(__file__).parent
-PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py", "pages.py", "reference.py"}
+PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py", "glance.py", "pages.py", "reference.py"}
 """Modules that no notebook imports: a change in them leaves the notebooks as fresh as they were."""
 RECORD = re.compile(r"results/[\w.-]+\.json")
 """A recorded run that a chapter shows."""
@@ -387,7 +387,8 @@ def book(root: Path) -> None:
     fresh = root / "_build" / "fresh"
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(root / "book", fresh / "book", ignore=shutil.ignore_patterns("*.ipynb", "status.md", ".*"))
-    shutil.copytree(root / "results", fresh / "results", ignore=shutil.ignore_patterns("book.json"))
+    if (root / "results").is_dir():
+        shutil.copytree(root / "results", fresh / "results", ignore=shutil.ignore_patterns("book.json"))
     for name in pages.SOURCES:
         if (root / name).is_file():
             shutil.copy(root / name, fresh / name)

@@ -35,6 +35,7 @@ from dobnb.inputs import Inputs
 from dobnb.stochastic import restrict
 from dobnb.tallies import MOST_BLOCKS, MOST_INPUTS, Tallies, tally_block
 from dobnb.tokens import CONTENT, PADDING, ModelInputs, token_roles
+from dobnb.wording import failing_layers, percent
 
 SCHEMA = 2
 """Of the JSON file; the book's page on it says what each field is."""
@@ -590,12 +591,6 @@ def _averaged(found: Tallies) -> tuple[dict[str, Any], list[int]]:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def percent(held: int, tested: int) -> str:
-    """A share as the paper prints it: one decimal, two where one would round a failure away."""
-    share = 100 * held / tested
-    return f"{share:.2f}%" if held < tested and round(share, 1) == 100 else f"{share:.1f}%"
-
-
 def _named(found: Measurement) -> dict[str, Any]:
     """The first columns of a row of a table."""
     born = found.provenance
@@ -632,15 +627,6 @@ def failures(measurements: Sequence[Measurement]) -> pd.DataFrame:
             row[column] = failing_layers({layer: n - held for layer, (held, n) in enumerate(counts, 1)})
         rows.append(row)
     return pd.DataFrame(rows).set_index(["system", "inputs"])
-
-
-def failing_layers(failing: Mapping[int, int]) -> str:
-    """Failing inputs by layer as the paper's Table 4 has them.
-
-    >>> failing_layers({1: 7, 2: 0, 12: 512})
-    'layer 1: 7; layer 12: 512'
-    """
-    return "; ".join(f"layer {layer}: {count}" for layer, count in failing.items() if count) or "none"
 
 
 def by_layer(found: Measurement) -> pd.DataFrame:

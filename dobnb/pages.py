@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from dobnb import reference
 from dobnb.errors import DobnbError
 from dobnb.files import write_text
+from dobnb.wording import day
 
 GENERATED = re.compile(r"^% generated: (\w+)((?: \S+)*)$", re.MULTILINE)
 """The line that a generated part replaces."""
@@ -79,6 +79,8 @@ def stage(root: Path, target: Path) -> None:
     """
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(root / "book", target / "book", ignore=shutil.ignore_patterns(".*"))
+    if (root / "results").is_dir():
+        shutil.copytree(root / "results", target / "results")
     for name in SOURCES:
         if (root / name).is_file():
             shutil.copy(root / name, target / name)
@@ -127,7 +129,7 @@ def run_box(name: str, record: Mapping[str, Any] | None) -> str:
         took = f"The last run took {_seconds(record['seconds'])}"
         if "peak_mb" in record:
             took += f" and {_megabytes(record['peak_mb'])} of memory"
-        took += f", on {machine['cores']} cores of an {machine['processor']}, {_day(record['when'])}."
+        took += f", on {machine['cores']} cores of an {machine['processor']}, {day(record['when'])}."
         lines += [f"{took} {_downloads(record['weights'])}", ""]
     lines += [
         f"Download {{download}}`the notebook <{name}.ipynb>`, or {{download}}`its text <text/{name}.md>`, which is the "
@@ -152,16 +154,6 @@ def _seconds(seconds: float) -> str:
 
 def _megabytes(megabytes: float) -> str:
     return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{10 * round(megabytes / 10)} MB"
-
-
-def _day(when: str) -> str:
-    """A day as people write it.
-
-    >>> _day("2026-12-01T00:46:39Z")
-    '1 December 2026'
-    """
-    day = datetime.fromisoformat(when)
-    return f"{day.day} {day:%B %Y}"
 
 
 def _add_run_box(cells: list[dict[str, Any]], box: str) -> None:
@@ -265,12 +257,86 @@ def exercises(book: Book, page: Path) -> str:
     return "\n".join(["| exercise | title | chapter |", "|---|---|---|", *rows])
 
 
+def at_a_glance(book: Book, page: Path) -> str:
+    """The table of all systems, and the figure above it."""
+    from dobnb import glance
+
+    records = book.root / "results"
+    glance.figure(records).savefig(page.parent / "at_a_glance.png", dpi=160)
+    figure = ["```{figure} at_a_glance.png", ":name: fig-at-a-glance", f":alt: {glance.description(records)}", ""]
+    caption = [
+        "Share of inputs that satisfy the condition on content tokens, against relative depth. Dotted: the paper's,",
+        "from its Table 4. Coloured: this edition. Band: uniformly random matrices of at least nine tokens",
+        "({doc}`06_random_baseline`).",
+        "```",
+    ]
+    shown = re.sub(
+        r"\{download\}`record <\.\./results/([^>]+)>`",
+        lambda found: ", ".join([found[0], *(f"{{doc}}`{name}`" for name in _showing(book, found[1]))]),
+        glance.table(records),
+    )
+    return "\n".join([*figure, *caption, "", shown])
+
+
+def _showing(book: Book, record: str) -> list[str]:
+    """The first chapter whose text reads a record; none where no chapter does."""
+    return [name for name, text in book.texts.items() if f"results/{record}" in text][:1]
+
+
+def unmeasured(book: Book, page: Path) -> str:
+    """The paper's systems that this edition did not measure, as a list in a sentence."""
+    from dobnb import glance
+
+    return f"{'; '.join(glance.unmeasured(book.root / 'results'))}."
+
+
+def edition(book: Book, page: Path) -> str:
+    """What this edition is: version, when its notebooks ran and on what, and the records of its long runs."""
+    from dobnb import __version__
+
+    runs = book.runs
+    days = sorted({record["when"][:10] for record in runs.values()})
+    when = day(days[0]) if len(days) == 1 else f"{day(days[0])} to {day(days[-1])}" if days else "never"
+    lines = [
+        "| | this edition |",
+        "|---|---|",
+        f"| version of the package | {__version__} |",
+        f"| notebooks | {len(runs)}, executed {when} ({{doc}}`status`) |",
+    ]
+    for path in sorted((book.root / "results").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        born = record.get("provenance", {})
+        if started := born.get("started") or born.get("when"):
+            showing = "".join(f", shown in {{doc}}`{name}`" for name in _showing(book, path.name))
+            lines.append(f"| record {{download}}`{path.stem} <../results/{path.name}>` | {day(started)}{showing} |")
+    return "\n".join(lines)
+
+
+def citation(book: Book, page: Path) -> str:
+    """How to cite the book, as BibTeX, out of ``CITATION.cff``; and the paper, out of the bibliography."""
+    import yaml
+
+    cff = yaml.safe_load((book.root / "CITATION.cff").read_text(encoding="utf-8"))
+    authors = " and ".join(one.get("name") or f"{one['family-names']}, {one['given-names']}" for one in cff["authors"])
+    year = max((record["when"][:4] for record in book.runs.values()), default="")
+    fields = {"title": f"{{{cff['title']}}}", "author": f"{{{authors}}}", "version": cff["version"], "year": year}
+    fields |= {key: cff[key] for key in ("url", "doi") if key in cff}
+    ours = ["@software{dobnb,", *(f"  {key:<7} = {{{value}}}," for key, value in fields.items() if value), "}"]
+    bibliography = (book.root / "book" / "references.bib").read_text(encoding="utf-8")
+    (paper,) = re.findall(r"^@\w+\{rola2026equality,.*?^\}$", bibliography, re.MULTILINE | re.DOTALL)
+    return "\n".join(["```bibtex", *ours, "", paper, "```"])
+
+
 PARTS: dict[str, Callable[..., str]] = {
+    "at_a_glance": at_a_glance,
     "api": api,
     "api_overview": api_overview,
+    "citation": citation,
+    "edition": edition,
     "exercises": exercises,
     "explorer_presets": explorer_presets,
     "statements": statements,
+    "unmeasured": unmeasured,
 }
 """What a page can ask for, by name; each takes the book, the page and the words after the name."""
 

@@ -6,11 +6,14 @@ Every number here is the paper's (P. Rola, 2026), not ours. Percentages are kept
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from dobnb.measurement import Measurement, failing_layers, failures, percent, table
+from dobnb.wording import failing_layers, percent
+
+if TYPE_CHECKING:
+    from dobnb.measurement import Measurement
 
 
 class Table1Row(NamedTuple):
@@ -80,6 +83,13 @@ TABLE_3: dict[tuple[str, int], Table3Row] = {
 }
 """Table 3 by data set and number of blocks. The shares are of row-layer pairs, over 4000 test rows and three seeds."""
 
+ABSTRACT: dict[str, str] = {
+    "ViT-B/16": "64%",
+    "RoBERTa": "essentially every input",
+    "DistilBERT": "essentially every input",
+}
+"""What the abstract says of the models whose rows of Table 1 are not at hand: per input, on content tokens."""
+
 RANDOM_PERCENT = (24, 30)
 """How often uniformly random stochastic matrices satisfy the condition, in per cent (the paper's abstract)."""
 
@@ -92,6 +102,8 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 1 does not have.
     """
+    from dobnb.measurement import table  # here, because pages are rendered without torch
+
     rows = []
     for name in theirs:
         row = TABLE_1[name]
@@ -175,6 +187,8 @@ def compare_table_4(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: failing inputs by layer, one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 4 does not have.
     """
+    from dobnb.measurement import failures  # here, because pages are rendered without torch
+
     rows = [
         {"system": f"{name} (paper)", "inputs": "the paper's", "n": 512, "content": failing_layers(TABLE_4[name]),
          "all tokens": "not at hand"}

@@ -11,10 +11,11 @@ from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, D
 
 from dobnb import Measurement, depth_bounds, measure
 from dobnb.inputs import Inputs, from_tensors
-from dobnb.measurement import MeasurementError, by_layer, failures, flips, measurement_of, percent, table
+from dobnb.measurement import MeasurementError, by_layer, failures, flips, measurement_of, table
 from dobnb.published import TABLE_1, TABLE_4, compare_table_1, compare_table_4
 from dobnb.stochastic import MatrixError
 from dobnb.tallies import Tallies, TallyError, on_grids
+from dobnb.wording import percent
 
 
 def brute_force(model, images, prefix):
