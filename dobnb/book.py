@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 PACKAGE = Path(__file__).parent
-PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py", "glance.py", "pages.py", "reference.py"}
+PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py", "glance.py", "pages.py", "pdf.py", "reference.py"}
 """Modules that no notebook imports: a change in them leaves the notebooks as fresh as they were."""
 RECORD = re.compile(r"results/[\w.-]+\.json")
 """A recorded run that a chapter shows."""
@@ -422,24 +422,55 @@ def html(root: Path, source: Path | None = None) -> None:
     :raises BookError: Jupyter Book warned or failed; what it said is shown first.
     """
     chapters(root)  # refuses a folder without a book
+    build, source = root / "_build", source or root
+    _render(root, source, "html")
+    _mend_roles(build / "html")
+    write_text(build / "html" / ".sources", _sources(source))
+    print(f"the book is in {build / 'html' / 'index.html'}", flush=True)
+
+
+def pdf(root: Path) -> None:
+    """Print the book of `root`, with its committed notebooks, to ``_build/pdf/book.pdf``; renders it first if need be.
+
+    :raises BookError: a page did not build cleanly.
+    :raises PdfError: there is no browser, or it failed.
+    """
+    import yaml
+
+    from dobnb.pdf import pdf as printed
+
+    if not is_rendered(root):
+        html(root)
+    contents = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
+    settings = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
+    start = time.perf_counter()
+    print("printing ...", end="", flush=True)
+    try:
+        file = printed(root / "_build", contents, settings["title"], settings["author"])
+    except BaseException:
+        print(" failed", flush=True)
+        raise
+    print(f" {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"the PDF is {file}", flush=True)
+
+
+def _render(root: Path, source: Path, builder: str) -> None:
+    """Have Jupyter Book build the book in `source`, completed, into ``_build/<builder>`` of `root`."""
     build = root / "_build"
-    for stale in ("html", ".doctrees"):  # a warm cache hides the warnings of pages that it does not rebuild
+    for stale in (builder, ".doctrees"):  # a warm cache hides the warnings of pages that it does not rebuild
         shutil.rmtree(build / stale, ignore_errors=True)
     start = time.perf_counter()
     print("rendering ...", end="", flush=True)
     staged = build / "pages"
-    pages.stage(source or root, staged)
+    pages.stage(source, staged)
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(staged)]
-    options = ["--path-output", str(root), "-W", "--keep-going", "-n", "-q"]
+    options = ["--path-output", str(root), "--builder", builder, "-W", "--keep-going", "-n", "-q"]
     done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
     if done.returncode:
         print(" failed", flush=True)
         sys.stderr.write(COLOUR.sub("", done.stdout).replace(f"{staged}{os.sep}", ""))
         raise BookError("the pages did not build cleanly; mend what the lines above name and run again")
-    _mend_roles(build / "html")
-    write_text(build / "html" / ".sources", _sources(source or root))
     print(f" {time.perf_counter() - start:.0f} s", flush=True)
-    print(f"the book is in {build / 'html' / 'index.html'}", flush=True)
 
 
 def _mend_roles(pages_folder: Path) -> None:

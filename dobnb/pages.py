@@ -129,7 +129,7 @@ def run_box(name: str, record: Mapping[str, Any] | None) -> str:
         took = f"The last run took {_seconds(record['seconds'])}"
         if "peak_mb" in record:
             took += f" and {_megabytes(record['peak_mb'])} of memory"
-        took += f", on {machine['cores']} cores of an {machine['processor']}, {day(record['when'])}."
+        took += f", on {machine['cores']} cores ({machine['processor']}), {day(record['when'])}."
         lines += [f"{took} {_downloads(record['weights'])}", ""]
     lines += [
         f"Download {{download}}`the notebook <{name}.ipynb>`, or {{download}}`its text <text/{name}.md>`, which is the "
@@ -238,23 +238,22 @@ def _named(text: str) -> Iterator[str]:
 
 
 def statements(book: Book, page: Path) -> str:
-    """A table of the numbered statements of all chapters, each a link, its title and its chapter."""
-    rows = [
-        f"| {{prf:ref}}`{label}` | {title} | {{doc}}`{name}` |"
-        for name, text in book.texts.items()
-        for title, label in STATEMENT.findall(text)
-    ]
-    return "\n".join(["| statement | title | chapter |", "|---|---|---|", *rows])
+    """The numbered statements of all chapters, a table each: a link and a title."""
+    return _index(book, STATEMENT, "prf:ref")
 
 
 def exercises(book: Book, page: Path) -> str:
-    """A table of the exercises of all chapters, each a link, its title and its chapter."""
-    rows = [
-        f"| {{ref}}`{label}` | {title} | {{doc}}`{name}` |"
-        for name, text in book.texts.items()
-        for title, label in EXERCISE.findall(text)
-    ]
-    return "\n".join(["| exercise | title | chapter |", "|---|---|---|", *rows])
+    """The exercises of all chapters, a table each: a link and a title."""
+    return _index(book, EXERCISE, "ref")
+
+
+def _index(book: Book, what: re.Pattern[str], role: str) -> str:
+    lines = []
+    for name, text in book.texts.items():
+        if found := what.findall(text):
+            lines += [f"{{doc}}`{name}`", "", "| | |", "|---|---|"]
+            lines += [*(f"| {{{role}}}`{label}` | {title} |" for title, label in found), ""]
+    return "\n".join(lines)
 
 
 def at_a_glance(book: Book, page: Path) -> str:
@@ -275,7 +274,14 @@ def at_a_glance(book: Book, page: Path) -> str:
         lambda found: ", ".join([found[0], *(f"{{doc}}`{name}`" for name in _showing(book, found[1]))]),
         glance.table(records),
     )
-    return "\n".join([*figure, *caption, "", shown])
+    about = [
+        "```{table} Input-layer pairs that satisfy the condition on content tokens, then on all tokens. In italics: "
+        "other weights, which stand in for a family and are compared with nothing.",
+        ":name: tab-at-a-glance",
+        ":class: at-a-glance",
+        "",
+    ]
+    return "\n".join([*figure, *caption, "", *about, shown, "```"])
 
 
 def _showing(book: Book, record: str) -> list[str]:
@@ -298,17 +304,17 @@ def edition(book: Book, page: Path) -> str:
     days = sorted({record["when"][:10] for record in runs.values()})
     when = day(days[0]) if len(days) == 1 else f"{day(days[0])} to {day(days[-1])}" if days else "never"
     lines = [
-        "| | this edition |",
-        "|---|---|",
-        f"| version of the package | {__version__} |",
-        f"| notebooks | {len(runs)}, executed {when} ({{doc}}`status`) |",
+        f"Version {__version__} of the package; {len(runs)} notebooks, executed {when} ({{doc}}`status`); the records:",
+        "",
+        "| record | started | shown in |",
+        "|---|---|---|",
     ]
     for path in sorted((book.root / "results").glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         born = record.get("provenance", {})
         if started := born.get("started") or born.get("when"):
-            showing = "".join(f", shown in {{doc}}`{name}`" for name in _showing(book, path.name))
-            lines.append(f"| record {{download}}`{path.stem} <../results/{path.name}>` | {day(started)}{showing} |")
+            showing = "".join(f"{{doc}}`{name}`" for name in _showing(book, path.name))
+            lines.append(f"| {{download}}`{path.stem} <../results/{path.name}>` | {day(started)} | {showing} |")
     return "\n".join(lines)
 
 

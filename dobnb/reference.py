@@ -148,6 +148,16 @@ def _indented(lines: Iterable[str]) -> Iterator[str]:
     return (f"   {line}".rstrip() for line in lines)
 
 
+def qualified(docstring: str, module: str) -> str:
+    """`docstring` with every name that a role of it gives without its module written out, as it is shown elsewhere."""
+    own = {name for _, name, _ in _documented(_parse(module).body)}
+    return re.sub(
+        r":(\w+):`([A-Za-z_]\w*)`",
+        lambda found: f":{found[1]}:`~dobnb.{module}.{found[2]}`" if found[2] in own else found[0],
+        docstring,
+    )
+
+
 def _docstring(docstring: str, to: Context) -> list[str]:
     """A docstring as reStructuredText that Sphinx renders: code as code, labels as links."""
     lines = ast.get_docstring(ast.Module([ast.Expr(ast.Constant(docstring))], [])).splitlines() if docstring else []
@@ -179,5 +189,6 @@ def overview(to: Context) -> str:
     lines = ["```{eval-rst}", ".. list-table::", "   :header-rows: 1", "", "   * - name", "     - what it is"]
     for name, module in sorted(homes.items(), key=lambda item: item[0].lower()):
         (docstring,) = (words for _, found, words in _documented(_parse(module).body) if found == name)
-        lines += [f"   * - :py:obj:`~dobnb.{module}.{name}`", f"     - {' '.join(_docstring(summary(docstring), to))}"]
+        words = qualified(summary(docstring), module)
+        lines += [f"   * - :py:obj:`~dobnb.{module}.{name}`", f"     - {' '.join(_docstring(words, to))}"]
     return "\n".join([*lines, "```"])
