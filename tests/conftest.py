@@ -53,7 +53,9 @@ def browser() -> "Iterator[Browser]":
     """Chromium or Chrome, as it is installed; without one, what needs it skips."""
     from playwright.sync_api import sync_playwright
 
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    from dobnb.pdf import BROWSERS
+
+    chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
     if chromium is None:
         pytest.skip("no Chromium or Chrome is installed; on Debian: apt-get install chromium")
     with sync_playwright() as driver:

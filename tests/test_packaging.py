@@ -24,7 +24,13 @@ EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [Requirement(line) for group in (PROJECT["dependencies"], *EXTRAS.values()) for line in group]
 CONSTRAINTS = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
 PINS = {canonicalize_name(pin.name): pin for pin in map(Requirement, CONSTRAINTS)}
-IMPORTS = {"PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml", "bs4": "beautifulsoup4"}
+IMPORTS = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 """Names of modules that differ from the names of their packages."""
 
 

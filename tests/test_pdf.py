@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from PIL import Image
 
 from dobnb import pdf
 from dobnb.pdf import PdfError
@@ -64,6 +65,8 @@ def test_printing(tmp_path: Path) -> None:
     if not any(map(shutil.which, pdf.BROWSERS)):
         pytest.skip("no Chromium or Chrome is installed")
     (tmp_path / "html").mkdir()
+    (tmp_path / "html" / "_images").mkdir()
+    Image.new("RGB", (2, 2)).save(tmp_path / "html" / "_images" / "i.png")
     printed = pdf.pdf(tmp_path, lay(tmp_path / "html"), "A", "B")
     content = printed.read_bytes()
     assert printed == tmp_path / "pdf" / "book.pdf" and content.startswith(b"%PDF-")
