@@ -12,6 +12,11 @@ def percent(held: int, tested: int) -> str:
     return f"{share:.2f}%" if held < tested and round(share, 1) == 100 else f"{share:.1f}%"
 
 
+def score(value: float) -> str:
+    """A leave-one-out score as the tables print it."""
+    return f"{value:.3g}"
+
+
 def failing_layers(failing: Mapping[int, int]) -> str:
     """Failing inputs by layer as the paper's Table 4 has them.
 
