@@ -2,6 +2,7 @@
 # make test        lint, tests, text against notebooks, notebooks re-run and compared, pages without a warning
 # make test-slow   the tests that take minutes
 # make html        render the committed notebooks
+# make pdf         the same as one PDF, _build/pdf/book.pdf; needs Chromium or Chrome
 # make run         execute the notebooks that changed, into book/   (PROFILE=paper: the paper's sizes, into runs/paper/)
 # make bench       time the kernel beside what one would use instead, and whole runs: results/kernel.json, measure.json
 # make clean       remove what the targets above made, but for .venv and runs/
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SUMMARY := _build/test-summary.txt
 
-.PHONY: book test test-slow html run bench clean
+.PHONY: book test test-slow html pdf run bench clean
 .DELETE_ON_ERROR:
 
 book: $(INSTALLED)
@@ -21,6 +22,9 @@ book: $(INSTALLED)
 
 html: $(INSTALLED)
 	@$(BIN)/python -m dobnb book html
+
+pdf: $(INSTALLED)
+	@$(BIN)/python -m dobnb book pdf
 
 run: $(INSTALLED)
 	@$(BIN)/python -m dobnb book run --profile $(PROFILE)

@@ -24,7 +24,13 @@ EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [Requirement(line) for group in (PROJECT["dependencies"], *EXTRAS.values()) for line in group]
 CONSTRAINTS = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
 PINS = {canonicalize_name(pin.name): pin for pin in map(Requirement, CONSTRAINTS)}
-IMPORTS = {"PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+IMPORTS = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 """Names of modules that differ from the names of their packages."""
 
 
@@ -93,9 +99,9 @@ def test_every_import_is_declared() -> None:
     asked = {canonicalize_name(Requirement(line).name) for line in EXTRAS["dask"] + EXTRAS["datasets"]}
     book = core | {canonicalize_name(Requirement(line).name) for line in EXTRAS["book"]}
     package = {file.name: file for file in (ROOT / "dobnb").glob("*.py")}
-    pipeline = package.pop("book.py")
+    pipeline = [package.pop(name) for name in ("book.py", "pages.py", "pdf.py")]
     assert imported(*package.values()) - core - asked == set()
-    assert imported(pipeline) - book - {"nbclient"} == set()  # papermill's own engine, whose error is caught
+    assert imported(*pipeline) - book - {"nbclient"} == set()  # papermill's own engine, whose error is caught
     tests = imported(*(ROOT / "tests").glob("*.py"), ROOT / "conftest.py")
     assert tests - {canonicalize_name(requirement.name) for requirement in REQUIREMENTS} == set()
 
