@@ -1,5 +1,5 @@
 """The classroom: assignments made from one text each, and grading in a sandbox. No part of the package `dobnb`.
 
-It runs in an environment of its own (the extra ``classroom``), which holds nbgrader and no torch; students' code runs in
-the book's.
+It runs in an environment of its own (the extra ``classroom``), which holds nbgrader and no torch; students' code runs
+in the book's.
 """

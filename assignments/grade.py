@@ -30,8 +30,8 @@ from typing import Any
 
 import nbformat
 
-from assignments.release import HERE, SOURCE, AssignmentError, generate, instructor_version, texts
 from assignments.sandbox import ROOT, Limits, Room, own, problem
+from assignments.text import HERE, SOURCE, AssignmentError, instructor_version, seed_of, texts
 from dobnb.files import write_text
 from dobnb.provenance import digest
 
@@ -50,6 +50,7 @@ class Assignment:
 
     name: str
     seed: int | None
+    """That numbers in the questions come from."""
     course: Path
     """Folder with the student version, and the gradebook that holds the hidden tests."""
     questions: Mapping[str, float]
@@ -69,6 +70,8 @@ class Submission:
     """Its name, where it can be told."""
     trouble: str | None = None
     """Why it cannot be graded."""
+    seed: int | None = None
+    """That it was handed out with, as far as it says one."""
 
 
 def safe(name: str) -> str:
@@ -110,7 +113,7 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
         inside = path.relative_to(folder)
         if any(part.startswith(".") for part in inside.parts) or (path.is_dir() and not path.is_symlink()):
             continue
-        trouble, assignment = None, None
+        trouble, assignment, seed = None, None, None
         if path.is_symlink() or not path.is_file():
             trouble = "not a file"
         elif path.suffix != ".ipynb":
@@ -123,13 +126,14 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
             shared = {name: len(_names(cells or ()) & cells_of) for name, cells_of in known.items()}
             best = max(shared, key=shared.__getitem__)
             assignment = best if shared[best] else None
+            seed = seed_of(cells or ())
         named = next((name for name in known if name in path.stem), None)
         if len(inside.parts) > 1:
             student = inside.parts[0]
         else:
             student = re.sub(rf"^[\W_]+|[\W_]+$|[\W_]*{re.escape(named)}[\W_]*" if named else r"$^", "", path.stem)
             student = student or path.stem
-        found.append(Submission(safe(student), path, assignment or named, trouble))
+        found.append(Submission(safe(student), path, assignment or named, trouble, seed))
     said = {one.assignment for one in found} - {None}
     fallback = only or (said.pop() if len(said) == 1 else None)
     found = [one if one.assignment else replace(one, assignment=fallback) for one in found]
@@ -224,19 +228,22 @@ class Grader:
             course = self.out / "work" / f"course-{mark[:16]}"
             notebook = instructor_version(text, seed)
             if not (course / "done").exists():
+                from assignments.release import generate  # needs nbgrader, which the rest of this module does not
+
                 shutil.rmtree(course, ignore_errors=True)
                 generate(notebook, text.stem, course)
                 (course / "done").touch()
             graded = [told for cell in notebook.cells if (told := cell.metadata.get("nbgrader")) and told["grade"]]
             maxima = {told["grade_id"]: float(told["points"]) for told in graded}
             written = frozenset(told["grade_id"] for told in graded if told["solution"])
-            self._made[text.stem, seed] = Assignment(text.stem, seed, course, maxima, written, mark)
+            made = Assignment(text.stem, seed_of(notebook.cells), course, maxima, written, mark)
+            self._made[text.stem, seed] = made
         return self._made[text.stem, seed]
 
     def grade(
         self, student: str, path: Path, of: Assignment, marks: Mapping[str, Any], page: Path, room: Room
     ) -> dict[str, Any]:
-        """Grade one submission; what :func:`assignments.worker.autograde` returns, or a ``status`` that says why not."""
+        """What :func:`assignments.worker.autograde` returns for a submission, or a ``status`` that says why not."""
         mark = digest(of.digest.encode(), student.encode(), path.read_bytes())
         folder = self.out / "work" / mark[:24]
         result = folder / "result.json"
@@ -302,7 +309,8 @@ class Grader:
         found = self.grade("reference", path, of, {}, of.course / "reference.html", room)
         lost = [name for name in of.questions if name not in of.written and _status(found, name) != "passed"]
         if lost:
-            why = found["questions"].get(lost[0], found)["status"]
+            graded = found["questions"].get(lost[0], found)
+            why = graded.get("message") or graded["status"]
             raise GradingError(
                 f"the reference solution of {of.name} fails {lost[0]} on this machine ({why}); students would too. "
                 f"Run {of.name} by hand in the book's environment; `python -m dobnb fetch` gets its weights"
@@ -385,7 +393,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
     if not given.submissions.is_dir():
         raise GradingError(f"there is no folder {given.submissions}; pass the one that the submissions are in")
     if shutil.which(given.python) is None:
-        raise GradingError(f"there is no {given.python}; install the book's environment with `make html`, or pass --python")
+        raise GradingError(f"there is no {given.python}; install the book's environment: make html")
     out = given.out.resolve()
     if given.submissions.resolve() == out or given.submissions.resolve().is_relative_to(out):
         raise GradingError("the submissions lie in the output folder; keep them apart")
@@ -458,7 +466,8 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
         points = f"{sum(float(line[2]) for line in lines):g} of {sum(float(line[3]) for line in lines):g}"
         state = told["status"] if told["status"] != "graded" else _summary(told)
         took = time.monotonic() - begun
-        say(f"[{done[0]}/{len(found)}] {one.student}, {one.assignment}: {points}, {state} ({took:.0f} s; {left:.0f} s left)")
+        who = f"[{done[0]}/{len(found)}] {one.student}, {one.assignment}"
+        say(f"{who}: {points}, {state} ({took:.0f} s; {left:.0f} s left)")
 
     for one in {(one.assignment, seeds.get(one.student, given.seed)) for one in found if one.assignment}:
         grader.assignment(sources[one[0]], one[1])  # not at once from two threads
@@ -481,12 +490,16 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
         for question in told["written"] if told["questions"][question]["status"] == "to be marked"
     ]  # fmt: skip
     write_text(out / "written.csv", table(to_mark, ("student", "question", "points", "maximum", "comment", "page")))
+    pairs = [(one, of) for one, (_, _, of) in zip(found, results, strict=True)]
+    other = [one.student for one, of in pairs if of and one.seed not in (None, of.seed)]
+    if other:
+        say(f"handed out with another seed than they were graded with: {', '.join(other)}; pass SEED= or SEEDS=")
     for name in stray:
         say(f"left out, not a notebook: {name}")
     say(f"{len(found)} submissions in {time.monotonic() - start:.0f} s: {out / 'grades.csv'}, {out / 'feedback'}")
     open_marks = sum(not line[2] for line in to_mark)
     if open_marks:
-        say(f"{open_marks} written answers to mark: fill in {out / 'written.csv'}, keep it elsewhere, pass it as MARKS=")
+        say(f"{open_marks} written answers to mark: fill in a copy of {out / 'written.csv'} and pass it as MARKS=")
     return 0
 
 
@@ -497,7 +510,7 @@ def _summary(told: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m assignments.grade", description="Grade a folder of submissions.")
-    parser.add_argument("submissions", type=Path, help="folder: STUDENT.ipynb, STUDENT_ASSIGNMENT.ipynb or STUDENT/*.ipynb")
+    parser.add_argument("submissions", type=Path, help="STUDENT.ipynb, STUDENT_ASSIGNMENT.ipynb or STUDENT/*.ipynb")
     parser.add_argument("--out", type=Path, default=Path("runs/grading"), help="default: %(default)s")
     parser.add_argument("--source", type=Path, default=SOURCE, help="folder of the assignments' texts")
     parser.add_argument("--assignment", help="of files that do not say which they answer")
@@ -512,6 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--weights", type=Path, help="folder of fetched weights (default: DOBNB_HOME, or the cache)")
     parser.add_argument("--unsandboxed", action="store_true", help="run students' code without a sandbox, as you")
     given = parser.parse_args(arguments)
+
     def say(line: str) -> None:
         print(line, flush=True)
 

@@ -1,8 +1,8 @@
 """A Python kernel that strangers' code may run in: bubblewrap around it, limits on it, a watch over it.
 
-Inside there is the system, read-only, the book's Python with `dobnb` and the fetched weights, and a small scratch folder
-in memory. There is no network, no home folder, no other process, and none of the instructor's files: the notebook comes
-in cell by cell, through a socket. As root, code runs as a user of its own; else in a user namespace.
+Inside there is the system, read-only, the book's Python with `dobnb` and the fetched weights, and a small scratch
+folder in memory. There is no network, no home folder, no other process, and none of the instructor's files: the
+notebook comes in cell by cell, through a socket. As root, code runs as a user of its own; else in a user namespace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One submission, in a process of its own: put in order, executed and scored by nbgrader, shown in a feedback page.
 
-The grader starts ``python -m assignments.worker JOB.json`` and reads ``result.json``. Whatever happens here, an exception,
-a kill, memory that is not there, costs this one submission.
+The grader starts ``python -m assignments.worker JOB.json`` and reads ``result.json``. Whatever happens here, an
+exception, a kill, memory that is not there, costs this one submission.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from nbgrader.converters import Autograde, GenerateFeedback
 from nbgrader.preprocessors import ClearHiddenTests, Execute, GetGrades
 from nbgrader.utils import is_grade, is_solution
 
-from assignments.release import KERNELSPEC, course, quiet, reason
+from assignments.release import course, quiet, reason
 from assignments.sandbox import Limits, Room, kernel_manager
+from assignments.text import KERNELSPEC
 
 STUDENT = "student"
 """What every student is called within nbgrader: names from outside stay outside."""
@@ -104,7 +105,9 @@ def _error(name: str, message: str) -> NotebookNode:
     return nbformat.v4.new_output("error", ename=name, evalue=message[:2000], traceback=[line])
 
 
-def _executor(room: Room, limits: Limits, sockets: str, statuses: dict[str, str]) -> type[Execute]:
+def _executor(
+    room: Room, limits: Limits, sockets: str, statuses: dict[str, str], messages: dict[str, str]
+) -> type[Execute]:
     """nbgrader's step that executes a notebook, with a sandboxed kernel that may die.
 
     A test counts as passed only if the kernel said so and then, as a probe, failed a test that nothing can pass. What
@@ -160,6 +163,7 @@ def _executor(room: Room, limits: Limits, sockets: str, statuses: dict[str, str]
                 if status != "passed":
                     said = (str(reply.get("ename")), str(reply.get("evalue"))) if status == "failed" else (status, "")
                     cell.outputs = [_error(*said)]
+                    messages[cell.metadata.nbgrader.grade_id] = cell.outputs[0].traceback[0]
                 else:
                     cell.outputs = []
             else:
@@ -193,7 +197,9 @@ def _plain(output: NotebookNode) -> NotebookNode:
 def autograde(job: Mapping[str, Any]) -> dict[str, Any]:
     """Execute and score a submission.
 
-    :returns: ``status``, ``questions`` (points, maximum and status by name) and ``written`` (the answers to mark by hand).
+    :returns: ``status``, ``questions`` (points, maximum, status and message by name) and ``written`` (by name, the
+        answers that a person marks).
+    :raises UnusableError: it cannot be graded at all.
     """
     folder, name = Path(job["folder"]), job["assignment"]
     room, limits = Room(**job["room"]), Limits(**job["limits"])
@@ -203,9 +209,10 @@ def autograde(job: Mapping[str, Any]) -> dict[str, Any]:
     notebook = rebuild(read_submission(Path(job["submission"])), master)
     nbformat.write(notebook, submitted)
     statuses: dict[str, str] = {}
+    messages: dict[str, str] = {}
     directory, config = course(folder, assignment_id=name, student_id=STUDENT)
     with tempfile.TemporaryDirectory(prefix="k") as sockets:
-        execute = _executor(room, limits, sockets, statuses)
+        execute = _executor(room, limits, sockets, statuses, messages)
         steps = [execute if step is Execute else step for step in Autograde.autograde_preprocessors.default_args[0]]
         config.Autograde.autograde_preprocessors = steps
         with quiet() as errors:
@@ -225,7 +232,7 @@ def autograde(job: Mapping[str, Any]) -> dict[str, Any]:
                 "points": grade.auto_score or 0.0,
                 "maximum": float(grade.max_score),
                 "status": statuses[grade.name],
-                "written": answer is not None,
+                "message": messages.get(grade.name, ""),
             }
     return {"status": "graded", "questions": questions, "written": written}
 
@@ -251,7 +258,9 @@ def feedback(job: Mapping[str, Any]) -> None:
             book.find_comment(question, name, name, STUDENT).manual_comment = marked["comment"]
         book.db.commit()
     config.GenerateFeedback.preprocessors = [
-        ClearHiddenTests, EscapeMarkdown, *GenerateFeedback.preprocessors.default_args[0][1:]
+        ClearHiddenTests,
+        EscapeMarkdown,
+        *GenerateFeedback.preprocessors.default_args[0][1:],
     ]
     config.GenerateFeedback.force = True
     with quiet() as errors:
