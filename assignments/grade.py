@@ -137,8 +137,8 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
     said = {one.assignment for one in found} - {None}
     fallback = only or (said.pop() if len(said) == 1 else None)
     found = [one if one.assignment else replace(one, assignment=fallback) for one in found]
-    notebooks = {(one.student, one.assignment) for one in found if one.trouble != "not a notebook"}
-    stray = [one for one in found if one.trouble == "not a notebook" and (one.student, one.assignment) in notebooks]
+    notebooks = {one.student for one in found if one.trouble != "not a notebook"}
+    stray = [one for one in found if one.trouble == "not a notebook" and one.student in notebooks]
     found = [one for one in found if one not in stray]
     times = Counter((one.student, one.assignment) for one in found)
     told: dict[tuple[str, str | None], Submission] = {}
@@ -416,21 +416,19 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
     if given.assignment and given.assignment not in sources:
         raise GradingError(f"there is no assignment {given.assignment!r}; there are {', '.join(sources)}")
     seeds = read_seeds(given.seeds) if given.seeds else {}
-    plain = {name: grader.assignment(text, given.seed) for name, text in sources.items()}
-    known = {}
-    for name, of in plain.items():
-        notebook = nbformat.read(of.course / "release" / name / f"{name}.ipynb", as_version=4)
-        known[name] = _names(notebook.cells)
+    whole = {name: instructor_version(text).cells for name, text in sources.items()}
+    known = {name: _names(cells) for name, cells in whole.items()}
     found, stray = find(given.submissions, known, given.assignment)
     if not found:
         raise GradingError(f"no submission in {given.submissions}")
-    maxima = {question: of.questions[question] for of in plain.values() for question in of.written}
+    told = [cell.metadata.nbgrader for cells in whole.values() for cell in cells if "nbgrader" in cell.metadata]
+    maxima = {one["grade_id"]: float(one["points"]) for one in told if one["grade"] and one["solution"]}
     marks = read_marks(given.marks, maxima) if given.marks else {}
     strangers = {student for student, _ in marks} - {one.student for one in found}
     if strangers:
         raise GradingError(f"{given.marks} marks {min(strangers)!r}, who handed in nothing; mend the name")
     for name in sorted({one.assignment for one in found if one.assignment and not one.trouble}):
-        grader.calibrate(plain[name], sources[name], say)
+        grader.calibrate(grader.assignment(sources[name], given.seed), sources[name], say)
 
     slots: SimpleQueue[int] = SimpleQueue()
     for slot in range(given.jobs):

@@ -93,7 +93,7 @@ def rebuild(cells: list[dict[str, Any]], master: NotebookNode) -> NotebookNode:
     for name, cell in known.items():
         cell = NotebookNode(cell)
         if is_solution(cell):
-            cell.source = answers.get(name, "")
+            cell.source = answer if (answer := answers.get(name, "")).strip() else cell.source
         ordered += [cell, *others.get(name, ())]
     for number, cell in enumerate(ordered):
         cell.id = f"cell-{number}"

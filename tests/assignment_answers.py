@@ -6,12 +6,13 @@ Those called *nearly* pass the tests that students see, and fail only the hidden
 WRONG: dict[str, dict[str, str]] = {
     "a01-total-variation": {
         "not halved": "def total_variation(p, q):\n    return sum(abs(x - y) for x, y in zip(p, q))",
-        "nearly: the largest difference": "def total_variation(p, q):\n    return max(abs(x - y) for x, y in zip(p, q))",
+        "nearly: the largest": "def total_variation(p, q):\n    return max(abs(x - y) for x, y in zip(p, q))",
     },
     "a01-by-hand": {
         "a float": "kappa_by_hand = 0.5",
         "nearly: not halved, cut at 1": (
-            "kappa_by_hand = min(Fraction(1), max(Fraction(int(abs(p - q).sum()), 12) for p in twelfths for q in twelfths))"
+            "whole = max(Fraction(int(abs(p - q).sum()), 12) for p in twelfths for q in twelfths)\n"
+            "kappa_by_hand = min(Fraction(1), whole)"
         ),
     },
     "a01-kappa": {
@@ -32,7 +33,9 @@ WRONG: dict[str, dict[str, str]] = {
     "a02-self-dominant": {
         "nearly: along the row": "def mutually_self_dominant(A, i, j):\n    return bool(A[i][i] >= A[i][j])",
         "nearly: one of the two": "def mutually_self_dominant(A, i, j):\n    return bool(A[i][i] >= A[j][i])",
-        "nearly: strict": "def mutually_self_dominant(A, i, j):\n    return bool(A[i][i] > A[j][i] and A[j][j] > A[i][j])",
+        "nearly: strict": (
+            "def mutually_self_dominant(A, i, j):\n    return bool(A[i][i] > A[j][i] and A[j][j] > A[i][j])"
+        ),
     },
     "a02-condition": {
         "always": "def bound_is_tight(A):\n    return True",
@@ -65,7 +68,9 @@ WRONG: dict[str, dict[str, str]] = {
         ),
     },
     "a03-draw": {
-        "no seed": "def draw(n, draws, seed):\n    return np.random.default_rng().dirichlet(np.ones(n), size=(draws, n))",
+        "no seed": (
+            "def draw(n, draws, seed):\n    return np.random.default_rng().dirichlet(np.ones(n), size=(draws, n))"
+        ),
         "nearly: uniform entries, normalised": (
             "def draw(n, draws, seed):\n    A = np.random.default_rng(seed).random((draws, n, n))\n"
             "    return A / A.sum(-1, keepdims=True)"
@@ -84,7 +89,9 @@ WRONG: dict[str, dict[str, str]] = {
     },
     "a03-planning": {
         "a float": "def draws_needed(half_width, p):\n    return 1.96**2 * p * (1 - p) / half_width**2",
-        "nearly: rounded down": "def draws_needed(half_width, p):\n    return int(1.96**2 * p * (1 - p) / half_width**2)",
+        "nearly: rounded down": (
+            "def draws_needed(half_width, p):\n    return int(1.96**2 * p * (1 - p) / half_width**2)"
+        ),
     },
     "a03-experiment": {
         "no interval": (
@@ -92,9 +99,10 @@ WRONG: dict[str, dict[str, str]] = {
             "    return {n: check_equality(random_stochastic(n, draws)).holds.double().mean() for n in sizes}"
         ),
         "nearly: one matrix, again and again": (
-            "def experiment(sizes, draws, seed):\n    found = {}\n    for n in sizes:\n        held = sum(\n"
-            "            bool(check_equality(random_stochastic(n, generator=torch.Generator().manual_seed(seed))).holds)\n"
-            "            for _ in range(draws)\n        )\n"
+            "def experiment(sizes, draws, seed):\n    found = {}\n    for n in sizes:\n        held = 0\n"
+            "        for _ in range(draws):\n"
+            "            A = random_stochastic(n, generator=torch.Generator().manual_seed(seed))\n"
+            "            held += bool(check_equality(A).holds)\n"
             "        found[n] = (held / draws, *share_interval(held, draws))\n    return found"
         ),
         "nearly: another level": (
@@ -121,7 +129,9 @@ WRONG: dict[str, dict[str, str]] = {
         "nearly: not renormalised": "def on_content(A, content):\n    return np.asarray(A)[np.ix_(content, content)]",
     },
     "a04-count": {
-        "by input": "def shares(matrices):\n    return [float(check_equality(A).holds.double().mean()) for A in matrices]",
+        "by input": (
+            "def shares(matrices):\n    return [float(check_equality(A).holds.double().mean()) for A in matrices]"
+        ),
         "nearly: only inputs of the first length": (
             "def shares(matrices):\n    same = [A for A in matrices if A.shape == matrices[0].shape]\n"
             "    return check_equality(np.stack(same)).holds.double().mean(0).tolist()"
@@ -129,7 +139,8 @@ WRONG: dict[str, dict[str, str]] = {
     },
     "a04-figure": {
         "one line": (
-            "def draw_figure(content, all_tokens):\n    axes = plt.figure().gca()\n    axes.plot(content)\n    return axes"
+            "def draw_figure(content, all_tokens):\n    axes = plt.figure().gca()\n    axes.plot(content)\n"
+            "    return axes"
         ),
         "nearly: layers and shares": (
             "def draw_figure(content, all_tokens):\n    axes = plt.figure().gca()\n"

@@ -138,12 +138,13 @@ def secrets(name: str) -> set[str]:
 
 
 def published() -> list[Path]:
-    """Every file that a student gets or can open: what is handed out, and the book with its sources and search index."""
+    """What students get or can open: what is handed out, and the book with its sources and search index."""
     files = [path for path in RELEASE.rglob("*") if path.is_file()]
     files += [path for path in (ROOT / "book").rglob("*") if path.suffix in {".md", ".ipynb", ".json"}]
     if not book.is_rendered(ROOT):
         book.html(ROOT)
-    pages = [path for path in (ROOT / "_build" / "html").rglob("*") if path.suffix in {".html", ".js", ".txt", ".ipynb", ".md"}]
+    kinds = {".html", ".js", ".txt", ".ipynb", ".md"}
+    pages = [path for path in (ROOT / "_build" / "html").rglob("*") if path.suffix in kinds]
     assert any(path.name == "searchindex.js" for path in pages) and any("_sources" in path.parts for path in pages)
     return files + pages
 
@@ -219,7 +220,8 @@ def test_release_is_what_the_texts_give(classroom: Path, tmp_path: Path) -> None
     assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == list(TEXTS)
     for name in TEXTS:
         assert (tmp_path / "out" / f"{name}.ipynb").read_bytes() == (RELEASE / f"{name}.ipynb").read_bytes(), name
-        assert all(json.dumps(line)[1:-1] in (tmp_path / "whole" / f"{name}.ipynb").read_text() for line in secrets(name))
+        whole = (tmp_path / "whole" / f"{name}.ipynb").read_text()
+        assert all(json.dumps(line)[1:-1] in whole for line in secrets(name))
 
 
 def test_a_cohort_has_its_seed(classroom: Path, tmp_path: Path) -> None:
