@@ -20,6 +20,7 @@ from nbformat import NotebookNode, from_dict
 from dobnb.book import BookError, read_text, set_parameters
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 SOURCE = HERE / "source"
 RELEASE = HERE / "release"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}

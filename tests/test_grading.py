@@ -145,8 +145,8 @@ HOSTILE = {
     "exit": "import os\nos._exit(0)",
     "killer": "import os, signal\nos.kill(-1, signal.SIGKILL)",
     "no-asserts": (
-        "import ast\n\n\nclass Drop(ast.NodeTransformer):\n    def visit_Assert(self, node):\n        return ast.Pass()\n\n\n"
-        "get_ipython().ast_transformers.append(Drop())\n"
+        "import ast\n\n\nclass Drop(ast.NodeTransformer):\n    def visit_Assert(self, node):\n"
+        "        return ast.Pass()\n\n\nget_ipython().ast_transformers.append(Drop())\n"
     ),
     "no-running": "get_ipython().run_cell = lambda *a, **k: None\nget_ipython().run_cell_async = None\n",
     "forger": (
@@ -165,24 +165,24 @@ HOSTILE = {
 SPY = """
 import os, socket, subprocess
 from pathlib import Path
-seen = [str(path) for path in (Path({root!r}), Path({folder!r}), Path.home(), Path("/root"), Path("/home"), Path("/tmp"))
-        for path in [path] if path.exists() for path in path.glob("**/*.ipynb")]
-seen += [str(path) for path in Path({root!r}).glob("*") if path.name not in ("dobnb", ".venv", "_build", "runs")]
-for name, port in (("127.0.0.1", {port}), ("1.1.1.1", 53)):
+
+root, folder = Path({root!r}), Path({folder!r})
+seen = [str(path) for path in (root / "assignments", root / "tests", root / ".git", folder) if path.exists()]
+seen += [str(path) for path in Path("/").rglob("*.ipynb") if "site-packages" not in str(path)]
+for address in (("127.0.0.1", {port}), ("1.1.1.1", 53)):
     try:
-        socket.create_connection((name, port), timeout=1)
-        seen.append(name)
+        socket.create_connection(address, timeout=1)
+        seen.append(address)
     except OSError:
         pass
-for path in ("/usr/x", "/x", "/dev/x", {root!r} + "/dobnb/x"):
+for path in ("/x", "/usr/x", "/dev/x", "/tmp/x", root / "dobnb" / "x"):
     try:
         open(path, "w")
         seen.append(path)
     except OSError:
         pass
-seen += [name for name in os.environ if "SECRET" in name]
-seen += [line for line in subprocess.run("cat /proc/[0-9]*/environ", shell=True, capture_output=True, text=True).stdout.split("\\0")
-         if "SECRET" in line]
+environments = subprocess.run("cat /proc/[0-9]*/environ", shell=True, capture_output=True, text=True).stdout
+seen += ["secret"] if "SECRET" in environments + str(os.environ) else []
 seen += [name for name in os.listdir("/proc") if name.isdigit() and int(name) > 100]
 if seen:
     print(seen)
