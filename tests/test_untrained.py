@@ -142,6 +142,18 @@ def test_random_words_that_cannot_be(name: str, options: dict, message: str) -> 
         read_inputs("random", "dinov2-small", untrained=True)
 
 
+def test_a_tokenizer_that_cannot_be_had_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(name: str, revision: str | None = None) -> None:
+        raise ModelError(f"cannot load {name}: the hub is not there")
+
+    monkeypatch.setattr("dobnb.models.load_tokenizer", unreachable)
+    with pytest.raises(InputError, match="the hub is not there; or take random word pieces"):
+        read_inputs("embedded", "roberta-base", 2, untrained=True)
+    assert len(read_inputs("random", "roberta-base", 2, untrained=True)) == 2
+    with pytest.raises(ModelError, match=r"the hub is not there$"):
+        read_inputs("embedded", "minilm-l6", 2)
+
+
 # Draws --------------------------------------------------------------------------------------------------------------
 
 
