@@ -66,7 +66,10 @@ def test_names_in_roles_exist() -> None:
     missing = []
     for module in reference.modules():
         source = (ROOT / "dobnb" / f"{module}.py").read_text()
-        own = {name for _, name, _ in reference._documented(ast.parse(source).body)}
+        body = ast.parse(source).body
+        own = {name for _, name, _ in reference._documented(body)}
+        own |= {node.id for one in body if isinstance(one, ast.Assign) for node in ast.walk(one.targets[0])
+                if isinstance(node, ast.Name)}  # fmt: skip
         lines = re.findall(r"^\s*from dobnb\S* import (.+)$", source, re.MULTILINE)
         imported = set(re.findall(r"\w+", " ".join(lines)))
         for kind, name in re.findall(r":(func|class|data|exc|mod):`~?([\w.]+)`", source):
