@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat import NotebookNode
+from nbformat import NotebookNode, from_dict
 from nbformat.v4 import new_code_cell
 
 from assignments.grade import GradingError, find, read_marks, read_seeds, safe
@@ -209,7 +209,7 @@ def test_a_hostile_folder(classroom: Path, sandbox: None, tmp_path: Path, monkey
         nbformat.write(good, folder / f"{student}.ipynb")
 
     kept = [cell for cell in good.cells if not cell.metadata.get("nbgrader", {}).get("grade")]
-    nbformat.write(NotebookNode(good | {"cells": kept}), folder / "deleted-tests.ipynb")
+    nbformat.write(from_dict({**good, "cells": kept}), folder / "deleted-tests.ipynb")
     wrong = answered(kappa="def kappa(A):\n    return 0.5")
     for cell in wrong.cells:
         told = cell.metadata.get("nbgrader", {})
@@ -220,9 +220,9 @@ def test_a_hostile_folder(classroom: Path, sandbox: None, tmp_path: Path, monkey
             cell.source = "raise SystemExit"
     nbformat.write(wrong, folder / "altered-tests.ipynb")
     doubled = answered()
-    doubled.cells += [NotebookNode(cell) | {"id": f"again-{k}"} for k, cell in enumerate(doubled.cells)]
+    doubled.cells += [from_dict({**cell, "id": f"again-{k}"}) for k, cell in enumerate(doubled.cells)]
     nbformat.write(doubled, folder / "doubled.ipynb")
-    nbformat.write(NotebookNode(good | {"cells": good.cells[::-1]}), folder / "reversed.ipynb")
+    nbformat.write(from_dict({**good, "cells": good.cells[::-1]}), folder / "reversed.ipynb")
     nbformat.write(nbformat.v4.new_notebook(), folder / "no-cells.ipynb")
     nbformat.write(nbformat.v4.new_notebook(cells=[new_code_cell("1 + 1")]), folder / "another.ipynb")
     (folder / "deep.ipynb").write_text('{"cells":' + "[" * 100_000)
