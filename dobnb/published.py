@@ -6,12 +6,14 @@ Every number here is the paper's (P. Rola, 2026), not ours. Percentages are kept
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from dobnb.measurement import Measurement, carriers, failing_layers, failures, percent, score, table
-from dobnb.models import MODELS
+from dobnb.wording import failing_layers, percent, score
+
+if TYPE_CHECKING:
+    from dobnb.measurement import Measurement
 
 
 class Table1Row(NamedTuple):
@@ -108,6 +110,13 @@ TABLE_3: dict[tuple[str, int], Table3Row] = {
 }
 """Table 3 by data set and number of blocks. The shares are of row-layer pairs, over 4000 test rows and three seeds."""
 
+ABSTRACT: dict[str, str] = {
+    "ViT-B/16": "64%",
+    "RoBERTa": "essentially every input",
+    "DistilBERT": "essentially every input",
+}
+"""What the abstract says of the models whose rows of Table 1 are not at hand: per input, on content tokens."""
+
 RANDOM_PERCENT = (24, 30)
 """How often uniformly random stochastic matrices satisfy the condition, in per cent (the paper's abstract)."""
 
@@ -123,6 +132,8 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 1 does not have.
     """
+    from dobnb.measurement import table  # here, because pages are rendered without torch
+
     rows = []
     for name in theirs:
         row = TABLE_1[name]
@@ -140,6 +151,48 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     return pd.concat([paper, table(ours)]) if ours else paper
 
 
+def compare_null(nulls: Sequence[Mapping[str, Any]], trained: Mapping[str, Measurement]) -> pd.DataFrame:
+    """Each architecture with the paper's trained weights, with ours where there are some, and untrained.
+
+    :param nulls: see :func:`dobnb.untrained.measure_untrained`; two draws or more.
+    :param trained: title of an architecture -> our measurement of trained weights.
+    :return: one row an architecture and weights, printable text. Shares are in per cent of input-layer pairs, and of
+        heads; of untrained weights the mean and the standard deviation over draws. kappa is on content tokens, the
+        median over inputs (and draws), in the layers with the smallest and the largest.
+    """
+    from dobnb.untrained import null_table  # here, because pages are rendered without torch
+
+    rows = []
+    for null in nulls:
+        title = null["provenance"]["model"]["title"]
+        paper = {"architecture": title, "weights": "trained, paper"}
+        if title in TABLE_1:
+            row = TABLE_1[title]
+            share = percent(row.content_held, row.content_tested)
+            rows.append({**paper, "inputs": row.content_tested // row.layers, "content": share,
+                         "all tokens": f"{row.all_percent}%", "heads": f"{row.heads_percent}%"})  # fmt: skip
+        elif title in ABSTRACT:
+            rows.append({**paper, "inputs": 512, "content": f"{ABSTRACT[title]} (abstract)"})
+        if title in trained:
+            found = trained[title]
+            pairs, median = sum(found.n), found.per_input["content_kappa"]["median"]
+            rows.append({
+                "architecture": title,
+                "weights": "trained, this book",
+                "inputs": found.n[0],
+                "content": percent(sum(found.per_input["content"]), pairs),
+                "all tokens": percent(sum(found.per_input["all"]), pairs),
+                "heads": percent(sum(found.heads["content"]), sum(found.heads["tested"])),
+                "kappa by layer": f"{min(median):.3f} to {max(median):.3f}",
+            })
+        (ours,) = null_table([null]).reset_index().to_dict("records")
+        weights = f"untrained, {ours['draws']} draws"
+        shares = {column: f"{ours[column]}%" for column in ("content", "all tokens", "heads")}
+        rows.append({"architecture": title, "weights": weights, "inputs": ours["n"], **shares,
+                     "kappa by layer": ours["kappa by layer"]})  # fmt: skip
+    return pd.DataFrame(rows).fillna("").set_index(["architecture", "weights"])
+
+
 def compare_table_2(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.DataFrame:
     """The paper's rows of Table 2 above the same of our measurements, as printable text. Ties are ours: the paper's
     treatment of them is not at hand.
@@ -149,6 +202,8 @@ def compare_table_2(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: leave-one-out carriers, one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 2 does not have.
     """
+    from dobnb.measurement import carriers  # here, because pages are rendered without torch
+
     rows = []
     for name in theirs:
         row = TABLE_2[name]
@@ -175,6 +230,8 @@ def compare_language_models(ours: Sequence[Measurement]) -> pd.DataFrame:
 
     :return: as :func:`compare_table_1`.
     """
+    from dobnb.measurement import table  # here, because pages are rendered without torch
+
     low, high = ALL_TOKENS_PERCENT
     paper = pd.DataFrame([{
         "system": "RoBERTa, DistilBERT (paper)",
@@ -196,6 +253,8 @@ def not_run(names: Sequence[str], ours: Sequence[Measurement], inputs: str, n: i
     :param inputs: what the command says after ``--inputs``.
     :param n: how many of them.
     """
+    from dobnb.models import MODELS  # here, because pages are rendered without torch
+
     measured = {found.provenance["model"]["name"] for found in ours}
     rows = {
         MODELS[name].title: f"python -m dobnb measure {name} --inputs {inputs} --n {n} --out runs/{name}"
@@ -271,6 +330,8 @@ def compare_table_4(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: failing inputs by layer, one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 4 does not have.
     """
+    from dobnb.measurement import failures  # here, because pages are rendered without torch
+
     rows = [
         {"system": f"{name} (paper)", "inputs": "the paper's", "n": 512, "content": failing_layers(TABLE_4[name]),
          "all tokens": "not at hand"}
