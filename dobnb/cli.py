@@ -232,6 +232,8 @@ def _book(arguments: argparse.Namespace) -> int:
         book.book(root)
     elif arguments.step == "html":
         book.html(root)
+    elif arguments.step == "pdf":
+        book.pdf(root)
     elif arguments.step == "run":
         overrides = {name: _literal(value) for name, value in arguments.parameters}
         book.run(root, arguments.profile, arguments.only, overrides)
@@ -389,6 +391,7 @@ def parser() -> argparse.ArgumentParser:
         help="override one parameter; the notebook then goes to runs/",
     )  # fmt: skip
     steps.add_parser("html", help="render the committed notebooks, without executing them")
+    steps.add_parser("pdf", help="print the committed notebooks as one PDF, with Chromium")
     steps.add_parser("check", help="compare the notebooks with their text; exit 1 if they differ")
     return top
 

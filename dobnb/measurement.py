@@ -46,6 +46,7 @@ from dobnb.tokens import (
     token_names,
     token_roles,
 )
+from dobnb.wording import failing_layers, percent, score
 
 SCHEMA = 2
 """Of the JSON file; the book's page on it says what each field is."""
@@ -667,12 +668,6 @@ def _averaged(found: Tallies) -> tuple[dict[str, Any], list[int]]:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def percent(held: int, tested: int) -> str:
-    """A share as the paper prints it: one decimal, two where one would round a failure away."""
-    share = 100 * held / tested
-    return f"{share:.2f}%" if held < tested and round(share, 1) == 100 else f"{share:.1f}%"
-
-
 def _named(found: Measurement) -> dict[str, Any]:
     """The first columns of a row of a table."""
     born = found.provenance
@@ -711,15 +706,6 @@ def failures(measurements: Sequence[Measurement]) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index(["system", "inputs"])
 
 
-def failing_layers(failing: Mapping[int, int]) -> str:
-    """Failing inputs by layer as the paper's Table 4 has them.
-
-    >>> failing_layers({1: 7, 2: 0, 12: 512})
-    'layer 1: 7; layer 12: 512'
-    """
-    return "; ".join(f"layer {layer}: {count}" for layer, count in failing.items() if count) or "none"
-
-
 def carriers(measurements: Sequence[Measurement]) -> pd.DataFrame:
     """The paper's Table 2 for our measurements: who carries kappa, one row a system, printable text.
 
@@ -753,11 +739,6 @@ def _carried(found: Measurement) -> dict[str, str]:
             f"{name} ({most}/{len(special)})" for name, count in counted.items() if count == most
         ) or "none",
     }  # fmt: skip
-
-
-def score(value: float) -> str:
-    """A leave-one-out score as the tables print it."""
-    return f"{value:.3g}"
 
 
 def by_size(measurements: Sequence[Measurement]) -> pd.DataFrame:

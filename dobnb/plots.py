@@ -8,13 +8,11 @@ marker, line style or hatch as well as by a colour-blind palette. In figures tok
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -26,55 +24,11 @@ from dobnb.equality import NEAR_TIE, EqualityReport, check_equality, dominance_s
 from dobnb.exact import exact_equality
 from dobnb.random_matrices import Survey, flat_pair_share, share_bounds, share_interval
 from dobnb.stochastic import as_stochastic, check_alpha
+from dobnb.style import COLORS, HATCHES, LINES, MARKERS, WIDTH, style
+from dobnb.style import legend_above as _legend_above
 
 if TYPE_CHECKING:
     from dobnb.measurement import Measurement
-
-WIDTH = 4.8
-"""Width of every figure, in inches: at 11 points the lettering stays readable when a phone shrinks it to 340 px."""
-
-COLORS = sns.color_palette("colorblind").as_hex()
-MARKERS = ("o", "s", "^", "D", "v", "P")
-LINES = ("-", "--", "-.", ":")
-HATCHES = ("///", "...", "xxx", "\\\\\\")
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """The one style of the book; figures made inside are closed on leaving, so pyplot holds no state."""
-    before = set(plt.get_fignums())
-    settings = {
-        "figure.facecolor": "white",
-        "figure.dpi": 160,
-        "figure.constrained_layout.use": True,
-        "axes.facecolor": "white",
-        "axes.edgecolor": "0.3",
-        "axes.titlesize": 11,
-        "axes.labelsize": 11,
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same letters
-        "font.size": 11,
-        "grid.color": "0.88",
-        "hatch.linewidth": 0.8,
-        "legend.fontsize": 10,
-        "legend.frameon": False,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 6,
-        "xtick.labelsize": 10,
-        "ytick.labelsize": 10,
-    }
-    try:
-        with plt.rc_context():
-            sns.set_theme(style="whitegrid", palette="colorblind", rc=settings)
-            yield
-    finally:
-        for number in set(plt.get_fignums()) - before:
-            plt.close(number)
-
-
-def _legend_above(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None:
-    """One legend for the whole figure, above its panels, where it can cover no data."""
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns, handletextpad=0.6, columnspacing=1.4)
-
 
 def row_overlaps(A: Any) -> Figure:
     """The two rows of every pair as bars, and in grey what they share: total variation is one minus the grey mass.
@@ -435,6 +389,7 @@ def carrier_scores(measurements: Mapping[str, Measurement]) -> Figure:
                     markersize=8, markeredgewidth=1.6,
                 )  # fmt: skip
             axes.set_title(title, loc="left")
+            axes.set_ylim(min(1e-4, axes.get_ylim()[0]), 1)
             axes.set_ylabel("leave-one-out score")
             axes.set_xticks(range(1, found.layers + 1))
         axes.set_xlabel("layer")

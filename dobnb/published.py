@@ -6,13 +6,14 @@ Every number here is the paper's (P. Rola, 2026), not ours. Percentages are kept
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from dobnb.measurement import Measurement, carriers, failing_layers, failures, percent, score, table
-from dobnb.models import MODELS
-from dobnb.untrained import null_table
+from dobnb.wording import failing_layers, percent, score
+
+if TYPE_CHECKING:
+    from dobnb.measurement import Measurement
 
 
 class Table1Row(NamedTuple):
@@ -109,12 +110,12 @@ TABLE_3: dict[tuple[str, int], Table3Row] = {
 }
 """Table 3 by data set and number of blocks. The shares are of row-layer pairs, over 4000 test rows and three seeds."""
 
-ABSTRACT = {
-    "ViT-B/16": "64% (abstract)",
-    "RoBERTa": "essentially all (abstract)",
-    "DistilBERT": "essentially all (abstract)",
+ABSTRACT: dict[str, str] = {
+    "ViT-B/16": "64%",
+    "RoBERTa": "essentially every input",
+    "DistilBERT": "essentially every input",
 }
-"""Per input on content tokens, of the models whose row of Table 1 is not at hand."""
+"""What the abstract says of the models whose rows of Table 1 are not at hand: per input, on content tokens."""
 
 RANDOM_PERCENT = (24, 30)
 """How often uniformly random stochastic matrices satisfy the condition, in per cent (the paper's abstract)."""
@@ -131,6 +132,8 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 1 does not have.
     """
+    from dobnb.measurement import table  # here, because pages are rendered without torch
+
     rows = []
     for name in theirs:
         row = TABLE_1[name]
@@ -157,6 +160,8 @@ def compare_null(nulls: Sequence[Mapping[str, Any]], trained: Mapping[str, Measu
         heads; of untrained weights the mean and the standard deviation over draws. kappa is on content tokens, the
         median over inputs (and draws), in the layers with the smallest and the largest.
     """
+    from dobnb.untrained import null_table  # here, because pages are rendered without torch
+
     rows = []
     for null in nulls:
         title = null["provenance"]["model"]["title"]
@@ -167,7 +172,7 @@ def compare_null(nulls: Sequence[Mapping[str, Any]], trained: Mapping[str, Measu
             rows.append({**paper, "inputs": row.content_tested // row.layers, "content": share,
                          "all tokens": f"{row.all_percent}%", "heads": f"{row.heads_percent}%"})  # fmt: skip
         elif title in ABSTRACT:
-            rows.append({**paper, "inputs": 512, "content": ABSTRACT[title]})
+            rows.append({**paper, "inputs": 512, "content": f"{ABSTRACT[title]} (abstract)"})
         if title in trained:
             found = trained[title]
             pairs, median = sum(found.n), found.per_input["content_kappa"]["median"]
@@ -197,6 +202,8 @@ def compare_table_2(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: leave-one-out carriers, one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 2 does not have.
     """
+    from dobnb.measurement import carriers  # here, because pages are rendered without torch
+
     rows = []
     for name in theirs:
         row = TABLE_2[name]
@@ -223,6 +230,8 @@ def compare_language_models(ours: Sequence[Measurement]) -> pd.DataFrame:
 
     :return: as :func:`compare_table_1`.
     """
+    from dobnb.measurement import table  # here, because pages are rendered without torch
+
     low, high = ALL_TOKENS_PERCENT
     paper = pd.DataFrame([{
         "system": "RoBERTa, DistilBERT (paper)",
@@ -244,6 +253,8 @@ def not_run(names: Sequence[str], ours: Sequence[Measurement], inputs: str, n: i
     :param inputs: what the command says after ``--inputs``.
     :param n: how many of them.
     """
+    from dobnb.models import MODELS  # here, because pages are rendered without torch
+
     measured = {found.provenance["model"]["name"] for found in ours}
     rows = {
         MODELS[name].title: f"python -m dobnb measure {name} --inputs {inputs} --n {n} --out runs/{name}"
@@ -319,6 +330,8 @@ def compare_table_4(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: failing inputs by layer, one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 4 does not have.
     """
+    from dobnb.measurement import failures  # here, because pages are rendered without torch
+
     rows = [
         {"system": f"{name} (paper)", "inputs": "the paper's", "n": 512, "content": failing_layers(TABLE_4[name]),
          "all tokens": "not at hand"}

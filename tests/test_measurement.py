@@ -31,7 +31,6 @@ from dobnb.measurement import (
     failures,
     flips,
     measurement_of,
-    percent,
     table,
 )
 from dobnb.published import (
@@ -46,6 +45,7 @@ from dobnb.published import (
 )
 from dobnb.stochastic import MatrixError
 from dobnb.tallies import Tallies, TallyError, on_grids
+from dobnb.wording import percent
 
 
 def brute_force(model, images, prefix):
