@@ -43,6 +43,8 @@ Called = Callable[[PreTrainedModel, Mapping[str, Any]], None]
 
 LOWEST = -1e4
 """A score that far down is masked: beside it exp of any other is 0. Not every library adds the least float or -inf."""
+FAINT = -20.0
+"""A token that a mask puts that far down for all is hidden, or nearly: exp of it is below what float32 keeps beside 1."""
 _NAME = "dobnb"
 _TIMM_ATTENTION = {  # softmax over all tokens, whose weights pass through attn_drop
     "timm.layers.attention.Attention",
@@ -171,11 +173,25 @@ def _transformers(model: PreTrainedModel, emit: Emit, called: Called | None) -> 
     before = [(config, config._attn_implementation) for config in _configs(model)]
     try:
         model.set_attn_implementation(_NAME)
+        _check_reached(model)
         with _run(count), nullcontext() if called is None else _covered(model, forward=wrapper):
             yield check
     finally:
         for config, implementation in before:  # outer configs first: setting one sets those inside it
             config._attn_implementation = implementation
+
+
+def _check_reached(model: PreTrainedModel) -> None:
+    """Refuse a model that has layers under a copy of its config, which is not switched, as ViTMAE's decoder is."""
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and config._attn_implementation != _NAME:
+            base = model.base_model_prefix
+            part = f"model.{base}" if base and hasattr(model, base) else "one part of it"
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no single stack of layers: {name} ({type(module).__name__}) has a config "
+                f"of its own, which transformers does not switch; pass {part}"
+            )
 
 
 def _layers(model: PreTrainedModel) -> int | None:
@@ -378,20 +394,18 @@ def _attends_to_itself(module: nn.Module, name: str, parent: nn.Module, query: T
 
 
 def _torch_mask(module: nn.MultiheadAttention, call: dict[str, Any]) -> Tensor | None:
-    """Which keys each query may see, bool, of four dimensions, from the two masks that torch's attention takes."""
-
-    def seen(mask: Tensor) -> Tensor:
-        return ~mask if mask.dtype == torch.bool else mask > LOWEST
-
+    """The two masks that torch's attention takes as one, of four dimensions: bool, true where a token may be seen, or
+    what is added to the scores, as soon as one of them is."""
     padding, mask = call["key_padding_mask"], call["attn_mask"]
-    found = None
     if padding is not None:
-        found = seen(padding).reshape(-1, 1, 1, padding.shape[-1])
+        padding = padding.reshape(-1, 1, 1, padding.shape[-1])
     if mask is not None:
-        mask = seen(mask)
         mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (-1, module.num_heads))
-        found = mask if found is None else found & mask
-    return found
+    masks = [one for one in (padding, mask) if one is not None]
+    if all(one.dtype == torch.bool for one in masks):
+        return ~torch.stack(torch.broadcast_tensors(*masks)).any(0) if masks else None
+    return sum(torch.zeros_like(one, dtype=torch.float32).masked_fill(one, -torch.inf) if one.dtype == torch.bool
+               else one for one in masks)  # fmt: skip
 
 
 def _cover_torch(

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dobnb.adapters import LOWEST, exposed
+from dobnb.adapters import FAINT, LOWEST, exposed
 from dobnb.errors import (
     AmbiguousAttentionError,
+    ArgumentError,
+    BatchError,
     CaptureError,
     CompiledModelError,
     CompressedAttentionError,
@@ -40,6 +42,8 @@ from dobnb.tokens import ModelInputs, as_arguments, images_of, named_inputs, pat
 
 __all__ = [
     "AmbiguousAttentionError",
+    "ArgumentError",
+    "BatchError",
     "CaptureError",
     "CompiledModelError",
     "CompressedAttentionError",
@@ -205,6 +209,7 @@ class _Run:
         self.layers = 0
         self.padding: Tensor | None = None
         self.mask: Tensor | None = None
+        self.faint = False
 
     def take(self, weights: Tensor, mask: Tensor | None) -> None:
         """Check a layer's weights and the mask that made them, and pass the weights on."""
@@ -225,19 +230,22 @@ class _Run:
                 f"layer {layer}: attention is on {tokens} tokens, on {self.padding.shape[1]} before, so tokens are "
                 "merged or dropped on the way; choose a model that keeps them"
             )
-        self._take_mask(layer, mask, batch, tokens, weights.device)
+        self._take_mask(layer, mask, weights)
         _check_weights(weights, layer, self.allow_half)
         self.sink(layer, weights)
 
-    def _take_mask(self, layer: int, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> None:
+    def _take_mask(self, layer: int, mask: Tensor | None, weights: Tensor) -> None:
         """Find the padding in a layer's mask, which has to be that of layer 0."""
-        if self.padding is not None and mask is self.mask:  # layers mostly share one mask
+        if self.padding is not None and mask is self.mask and not self.faint:  # layers mostly share one mask
             return
-        if mask is None:
-            padding = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
-        else:
-            padding = _padding(mask).expand(batch, tokens)
-        self.mask = mask
+        padding = torch.zeros(weights.shape[0], weights.shape[-1], dtype=torch.bool, device=weights.device)
+        self.mask, self.faint = mask, False
+        if mask is not None:
+            padding = padding | _padding(mask)
+            faint = _faint(mask) & ~padding
+            self.faint = bool(faint.any())
+            if self.faint:
+                padding = padding | _without_effect(faint, weights, layer)
         if self.padding is None:
             self.padding = padding
             if self.on_padding is not None:
@@ -269,6 +277,28 @@ def _padding(mask: Tensor) -> Tensor:
             "let every token that is no padding see itself at least"
         )
     return padding
+
+
+def _faint(mask: Tensor) -> Tensor:
+    """Which tokens a mask that is added puts below `FAINT` for every query and head, (B, N), or (1, N).
+
+    Biases by position, such as ALiBi's and BEiT's, are near 0 for some query at least.
+    """
+    low = torch.zeros_like(mask) if mask.dtype == torch.bool else mask <= FAINT
+    low = low[(None,) * (4 - low.ndim)]
+    return low.all(-2).all(1)
+
+
+def _without_effect(faint: Tensor, weights: Tensor, layer: int) -> Tensor:
+    """The faint tokens, (B, N), which are padding if no weight on one is above 0, and refused otherwise."""
+    seen = faint & (weights != 0).any(-2).any(1)
+    found = seen.nonzero()
+    if len(found):
+        raise PaddingError(
+            f"layer {layer}: the mask lowers token {found[0, 1].item()} of input {found[0, 0].item()} for all by {-FAINT:g} "
+            "or more, but it still gets attention: padding or not? Pass a bool mask, or -inf at padding"
+        )
+    return faint.expand(seen.shape)
 
 
 def _check_weights(weights: Tensor, layer: int, allow_half: bool) -> None:

@@ -492,6 +492,31 @@ def test_padding_is_what_no_token_sees(name, expected):
     assert hidden_tokens(*build(name)) == expected
 
 
+@pytest.mark.parametrize("low", [-200.0, -1000.0, -9999.0, -1e4, -1e9, -torch.inf])
+def test_a_float_mask_is_padding_where_no_weight_is_left(low):
+    """exp(-200) is 0 in float32, beside scores of this size."""
+    model, inputs = build("torch encoder, padded")
+    inputs["src_key_padding_mask"] = torch.zeros(2, 12).masked_fill(inputs["src_key_padding_mask"], low)
+    assert captured(model, inputs)[0][2][1, ..., 7:].max() == 0
+    assert hidden_tokens(model, inputs) == SECOND
+
+
+@pytest.mark.parametrize("low", [-20.0, -50.0, -90.0])
+def test_a_float_mask_that_leaves_a_little_weight_is_refused(low):
+    model, inputs = build("torch encoder, padded")
+    inputs["src_key_padding_mask"] = torch.zeros(2, 12).masked_fill(inputs["src_key_padding_mask"], low)
+    refused("PaddingError", "lowers token 7 of input 1 for all by 20 or more", model, inputs)
+
+
+def test_a_bias_by_position_hides_nothing():
+    """ALiBi takes more from tokens farther away, and nothing from a token itself."""
+    model, x = build("torch encoder")
+    at = torch.arange(12.0)
+    bias = -100 * (at[:, None] - at).abs()
+    assert (captured(model, {"src": x, "mask": bias})[0][0] == 0).any()
+    assert hidden_tokens(model, {"src": x, "mask": bias}) == NONE
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_masks_of_torch_of_every_kind(batch_first):
     """Boolean and additive, of keys and of pairs, one for all heads and one for each, alone and together."""

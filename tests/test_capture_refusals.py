@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers as tf
-from test_capture import TEXT, build, pixels, words
+from test_capture import TEXT, VISION, build, pixels, words
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -23,7 +23,7 @@ def refused(error, match, model, inputs, sink=lambda layer, weights: None, **opt
 
 def test_every_error_is_one_of_the_family():
     errors = [getattr(capture, name) for name in capture.__all__ if name.endswith("Error")]
-    assert len(errors) == 17
+    assert len(errors) == 19
     assert all(issubclass(error, capture.CaptureError) and issubclass(error, DobnbError) for error in errors)
 
 
@@ -152,6 +152,24 @@ def test_a_layer_that_gives_no_attention_is_noticed():
     model, inputs = build("dinov2")
     model.encoder.layer[1].attention = Silent().eval()
     refused("LayerCountError", "has 3 layers, but 2 gave attention", model, inputs)
+
+
+def masked_autoencoder():
+    config = tf.ViTMAEConfig(
+        **VISION, intermediate_size=32, mask_ratio=0.0, decoder_hidden_size=24, decoder_num_hidden_layers=2,
+        decoder_num_attention_heads=4, decoder_intermediate_size=32,
+    )  # fmt: skip
+    return tf.ViTMAEForPreTraining(config).eval()
+
+
+def test_a_second_stack_under_a_copy_of_the_config():
+    """It runs under sdpa, which keeps no weights, while the first stack alone has as many layers as the config says."""
+    model = masked_autoencoder()
+    refused("UnsupportedModelError", "no single stack of layers: decoder.* pass model.vit", model, pixels())
+    assert model.decoder.decoder_layers[0].attention.config._attn_implementation == "sdpa"
+    seen = []
+    stream_attention(model.vit, pixels(), lambda layer, weights: seen.append(layer))
+    assert seen == [0, 1, 2]
 
 
 # Inputs
