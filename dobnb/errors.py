@@ -23,7 +23,7 @@ class UnsupportedModelError(CaptureError):
 
 
 class ArgumentError(CaptureError):
-    """Inputs or a sink of another form than is taken. Pass tensors of at least one input, and a sink of two arguments."""
+    """Inputs or a sink of a form that is not taken. Pass tensors, at least one input, and a sink of two arguments."""
 
 
 class CompiledModelError(CaptureError):
