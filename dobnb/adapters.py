@@ -9,13 +9,13 @@ the library's own, and no hook is used or left.
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -392,9 +392,10 @@ def _check_stacks(model: nn.Module, attentions: Mapping[int, nn.Module]) -> None
         inside = any(name.startswith(f"{outer}.") or not outer for outer in stacks)
         if not inside and is_a(module, *_STACKS) and any(id(part) in attentions for part in module.modules()):
             stacks.append(name)
-    for pair in zip(stacks, stacks[1:], strict=False):
-        common = os.path.commonprefix([name.split(".") for name in pair])
-        if not isinstance(model.get_submodule(".".join(common)), nn.Sequential):
+    for pair in pairwise(stacks):
+        steps = zip(*(name.split(".") for name in pair), strict=False)
+        common = ".".join(a for a, _ in takewhile(lambda step: step[0] == step[1], steps))
+        if not isinstance(model.get_submodule(common), nn.Sequential):
             raise UnsupportedModelError(
                 f"{type(model).__name__} attends in several parts, {', '.join(stacks)}, which make no single stack of "
                 "layers unless one reads what another gives; pass one, or if so, put them into one nn.Sequential"

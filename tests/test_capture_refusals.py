@@ -171,7 +171,7 @@ def test_a_model_that_lost_a_layer_or_runs_twice():
 
     ids = {"input_ids": inputs["input_ids"]}
     refused("LayerCountError", "3 layers by its config, but 6 gave attention: it ran on several", Twice().eval(), ids)
-    model.encoder.layer = model.encoder.layer[:2]
+    model.encoder.layer = model.encoder.layer[:2].eval()
     refused("LayerCountError", "set its config.num_hidden_layers to 2", model, inputs)
     model.config.num_hidden_layers = 2
     stream_attention(model, inputs, lambda layer, weights: None)
