@@ -4,6 +4,8 @@
 # make html        render the committed notebooks
 # make pdf         the same as one PDF, _build/pdf/book.pdf; needs Chromium or Chrome
 # make run         execute the notebooks that changed, into book/   (PROFILE=paper: the paper's sizes, into runs/paper/)
+# make assignments write the student versions, into assignments/release/   (SEED=, SEEDS=, OUT=, SOURCE=)
+# make grade SUBMISSIONS=folder   grade what students handed in, into runs/grading/   (MARKS=, JOBS=, UNSANDBOXED=1, ...)
 # make bench       time the kernel beside what one would use instead, and whole runs: results/kernel.json, measure.json
 # make clean       remove what the targets above made, but for .venv and runs/
 
@@ -13,8 +15,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SUMMARY := _build/test-summary.txt
+CLASSROOM := .venv-classroom
+CLASSROOM_INSTALLED := $(CLASSROOM)/.installed
 
-.PHONY: book test test-slow html pdf run bench clean
+.PHONY: book test test-slow html pdf run assignments grade bench clean
 .DELETE_ON_ERROR:
 
 book: $(INSTALLED)
@@ -35,7 +39,7 @@ define part
 	printf '%-20s %s %4d s\n' "$(1)" "$$end" "$$(($$(date +%s) - start))" >>$(SUMMARY)
 endef
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(CLASSROOM_INSTALLED)
 	@mkdir -p _build && rm -f $(SUMMARY)
 	$(call part,lint,$(BIN)/python -m ruff check .)
 	$(call part,embedded weights,$(BIN)/python -m dobnb fetch)
@@ -49,8 +53,19 @@ bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/kernel.py
 	@$(BIN)/python benchmarks/measure.py
 
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED) $(CLASSROOM_INSTALLED)
 	@$(BIN)/python -m pytest -m slow
+
+assignments: $(CLASSROOM_INSTALLED)
+	@$(CLASSROOM)/bin/python -m assignments.release $(if $(SOURCE),--source "$(SOURCE)") $(if $(OUT),--out "$(OUT)") \
+	$(if $(SEED),--seed "$(SEED)") $(if $(SEEDS),--seeds "$(SEEDS)")
+
+grade: $(INSTALLED) $(CLASSROOM_INSTALLED)
+	@test -n "$(SUBMISSIONS)" || { echo "make: where are the submissions? make grade SUBMISSIONS=folder"; exit 2; }
+	@$(CLASSROOM)/bin/python -m assignments.grade "$(SUBMISSIONS)" $(if $(SOURCE),--source "$(SOURCE)") \
+	$(if $(OUT),--out "$(OUT)") $(if $(SEED),--seed "$(SEED)") $(if $(SEEDS),--seeds "$(SEEDS)") \
+	$(if $(MARKS),--marks "$(MARKS)") $(if $(ASSIGNMENT),--assignment "$(ASSIGNMENT)") $(if $(JOBS),--jobs "$(JOBS)") \
+	$(if $(UNSANDBOXED),--unsandboxed)
 
 # The stamp is written last: an install that was broken off is taken up again.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -65,6 +80,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	echo "make: the install failed; see the lines above, then run make again"; exit 1; }
 	@touch $@
 
+# The classroom's environment holds nbgrader and what it needs: neither this package nor torch.
+$(CLASSROOM_INSTALLED): pyproject.toml constraints.txt assignments/constraints.txt
+	@rm -f $@
+	@echo "Installing nbgrader into $(CLASSROOM)/, which takes a minute and 350 MB"
+	@$(CLASSROOM)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CLASSROOM)
+	@$(CLASSROOM)/bin/python -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["classroom"], sep="\n")' \
+	>$(CLASSROOM)/requirements.txt
+	@$(CLASSROOM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	-c assignments/constraints.txt -r $(CLASSROOM)/requirements.txt || { \
+	echo "make: the install of nbgrader failed; see the lines above, then run make again"; exit 1; }
+	@touch $@
+
 clean:
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis dobnb.egg-info
-	find dobnb tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find assignments dobnb tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -115,7 +115,12 @@ def read_inputs(
         length = models.CONTENT_TOKENS if length is None else length
         if source == "random":
             return random_words(model, 32 if n is None else n, length)
-        tokenizer = models.load_tokenizer(model, revision)
+        try:
+            tokenizer = models.load_tokenizer(model, revision)
+        except models.ModelError as error:
+            if card is None:
+                raise
+            raise InputError(f"{error}; or take random word pieces as inputs, which need no tokenizer") from error
         if source == "embedded":
             return docstrings(tokenizer, 32 if n is None else n, length)
         if source == "wikitext-2":

@@ -389,6 +389,7 @@ def carrier_scores(measurements: Mapping[str, Measurement]) -> Figure:
                     markersize=8, markeredgewidth=1.6,
                 )  # fmt: skip
             axes.set_title(title, loc="left")
+            axes.set_ylim(min(1e-4, axes.get_ylim()[0]), 1)
             axes.set_ylabel("leave-one-out score")
             axes.set_xticks(range(1, found.layers + 1))
         axes.set_xlabel("layer")
@@ -950,6 +951,92 @@ def trained_and_untrained(panels: Mapping[str, Mapping[str, Any]], tokens: str =
             axes.set_title(title, loc="left")
             axes.set_ylabel("condition holds, %")
         axes.set_xlabel(r"median $\kappa$")
+        _legend_above(figure, _handles(grid[:, 0]), columns=2)
+    return figure
+
+
+def beside_null(panels: Mapping[str, tuple[Measurement, Mapping[str, Any]]]) -> Figure:
+    """Share of inputs that satisfy the condition, and the median kappa, by depth: trained beside untrained weights.
+
+    On content tokens. Line and band of the untrained: the mean and the range over draws.
+
+    :param panels: title -> a measurement of trained weights, and what :func:`dobnb.untrained.measure_untrained`
+        returned for the same architecture.
+    """
+    with style():
+        figure, grid = plt.subplots(2 * len(panels), 1, figsize=(WIDTH, 3.9 * len(panels) + 0.7), squeeze=False)
+        for k, (title, (trained, null)) in enumerate(panels.items()):
+            share, kappa = grid[2 * k : 2 * k + 2, 0]
+            layers = np.arange(1, trained.layers + 1)
+            ours = np.divide(trained.per_input["content"], trained.n)
+            theirs = np.array([draw["content"]["held"] for draw in null["untrained"]]) / null["n"]
+            kappas = np.array([draw["content"]["kappa"]["median"] for draw in null["untrained"]])
+            curves = (
+                (share, 100 * ours, 100 * theirs),
+                (kappa, np.array(trained.per_input["content_kappa"]["median"]), kappas),
+            )
+            for axes, solid, draws in curves:
+                axes.plot(layers, solid, color=COLORS[0], marker="o", label="trained")
+                look = {"color": COLORS[1], "marker": "s", "linestyle": "--"}
+                axes.plot(layers, draws.mean(0), label="untrained, mean over draws", **look)
+                axes.fill_between(layers, draws.min(0), draws.max(0), color=COLORS[1], alpha=0.2, linewidth=0)
+            share.axhline(25, color="0.3", linewidth=1, linestyle=":", label="one quarter")
+            share.set_title(title, loc="left")
+            share.set_ylabel("condition holds, %")
+            share.set_ylim(-4, 104)
+            share.set_xticklabels([])
+            kappa.set_ylabel(r"median $\kappa$")
+            kappa.set_yscale("log")
+            kappa.set_ylim(None, 1.3)
+            for axes in (share, kappa):
+                axes.xaxis.get_major_locator().set_params(integer=True)
+        kappa.set_xlabel("layer")
+        _legend_above(figure, _handles(grid[:, 0]))
+    return figure
+
+
+def self_wins(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """How often a token attends to itself at least as strongly as another token attends to it, layer by layer.
+
+    :param panels: title -> label -> one value a layer, in [0, 1].
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.2 * len(panels) + 0.7), sharey=True, squeeze=False
+        )
+        for axes, (title, curves) in zip(grid[:, 0], panels.items(), strict=True):
+            for k, (label, values) in enumerate(curves.items()):
+                look = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": LINES[k % len(LINES)], "label": label}
+                axes.plot(np.arange(1, len(values) + 1), 100 * np.asarray(values), **look)
+            axes.axhline(50, color="0.3", linewidth=1, linestyle=":", label="one half")
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("ordered pairs, %")
+            axes.set_ylim(-4, 104)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("layer")
+        _legend_above(figure, _handles(grid[:, 0]), columns=3)
+    return figure
+
+
+def special_mass(panels: Mapping[str, Any]) -> Figure:
+    """How much of a content token's row lies on special tokens, layer by layer: a point a head, a line for their mean.
+
+    :param panels: title -> the mass, a tensor of shape (L, n, H), in [0, 1].
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.3 * len(panels) + 0.7), sharey=True, squeeze=False
+        )
+        for axes, (title, mass) in zip(grid[:, 0], panels.items(), strict=True):
+            heads = 100 * mass.mean(1).numpy()
+            layers = np.arange(1, len(heads) + 1)
+            axes.plot(np.repeat(layers, heads.shape[1]), heads.ravel(), "x", color="0.4", label="a head")
+            axes.plot(layers, heads.mean(1), color=COLORS[0], marker="o", label="mean over heads")
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("of a row, %")
+            axes.set_ylim(-4, 104)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("layer")
         _legend_above(figure, _handles(grid[:, 0]), columns=2)
     return figure
 

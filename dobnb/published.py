@@ -151,6 +151,48 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     return pd.concat([paper, table(ours)]) if ours else paper
 
 
+def compare_null(nulls: Sequence[Mapping[str, Any]], trained: Mapping[str, Measurement]) -> pd.DataFrame:
+    """Each architecture with the paper's trained weights, with ours where there are some, and untrained.
+
+    :param nulls: see :func:`dobnb.untrained.measure_untrained`; two draws or more.
+    :param trained: title of an architecture -> our measurement of trained weights.
+    :return: one row an architecture and weights, printable text. Shares are in per cent of input-layer pairs, and of
+        heads; of untrained weights the mean and the standard deviation over draws. kappa is on content tokens, the
+        median over inputs (and draws), in the layers with the smallest and the largest.
+    """
+    from dobnb.untrained import null_table  # here, because pages are rendered without torch
+
+    rows = []
+    for null in nulls:
+        title = null["provenance"]["model"]["title"]
+        paper = {"architecture": title, "weights": "trained, paper"}
+        if title in TABLE_1:
+            row = TABLE_1[title]
+            share = percent(row.content_held, row.content_tested)
+            rows.append({**paper, "inputs": row.content_tested // row.layers, "content": share,
+                         "all tokens": f"{row.all_percent}%", "heads": f"{row.heads_percent}%"})  # fmt: skip
+        elif title in ABSTRACT:
+            rows.append({**paper, "inputs": 512, "content": f"{ABSTRACT[title]} (abstract)"})
+        if title in trained:
+            found = trained[title]
+            pairs, median = sum(found.n), found.per_input["content_kappa"]["median"]
+            rows.append({
+                "architecture": title,
+                "weights": "trained, this book",
+                "inputs": found.n[0],
+                "content": percent(sum(found.per_input["content"]), pairs),
+                "all tokens": percent(sum(found.per_input["all"]), pairs),
+                "heads": percent(sum(found.heads["content"]), sum(found.heads["tested"])),
+                "kappa by layer": f"{min(median):.3f} to {max(median):.3f}",
+            })
+        (ours,) = null_table([null]).reset_index().to_dict("records")
+        weights = f"untrained, {ours['draws']} draws"
+        shares = {column: f"{ours[column]}%" for column in ("content", "all tokens", "heads")}
+        rows.append({"architecture": title, "weights": weights, "inputs": ours["n"], **shares,
+                     "kappa by layer": ours["kappa by layer"]})  # fmt: skip
+    return pd.DataFrame(rows).fillna("").set_index(["architecture", "weights"])
+
+
 def compare_table_2(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.DataFrame:
     """The paper's rows of Table 2 above the same of our measurements, as printable text. Ties are ours: the paper's
     treatment of them is not at hand.

@@ -245,7 +245,7 @@ def against_null(trained: Sequence[Brief], null: Sequence[Brief], kinds: Sequenc
             }
             for what in ("kappa", "margin"):
                 medians = [
-                    f"{np.median([model[kind][what][layer] for model in models]):.1g}" if layer is not None else ""
+                    f"{np.median([model[kind][what][layer] for model in models]):.2g}" if layer is not None else ""
                     for models in (trained, null)
                 ]
                 row[f"{what} (untrained)"] = "{} ({})".format(*medians) if layer is not None else ""

@@ -21,26 +21,40 @@ import dobnb
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-REQUIREMENTS = [Requirement(line) for group in (PROJECT["dependencies"], *EXTRAS.values()) for line in group]
-CONSTRAINTS = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-PINS = {canonicalize_name(pin.name): pin for pin in map(Requirement, CONSTRAINTS)}
+CLASSROOM = [Requirement(line) for line in EXTRAS["classroom"]]
+"""Installed in an environment of its own, with pins of its own beside those of the book."""
+REQUIREMENTS = [
+    Requirement(line)
+    for group in (PROJECT["dependencies"], *(lines for name, lines in EXTRAS.items() if name != "classroom"))
+    for line in group
+]
+
+
+def pins(path: str) -> dict[str, Requirement]:
+    lines = [line for line in (ROOT / path).read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(pin.name): pin for pin in map(Requirement, lines)}
+
+
+PINS = pins("constraints.txt")
+CLASSROOM_PINS = pins("assignments/constraints.txt")
 IMPORTS = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
+    "zmq": "pyzmq",
 }
 """Names of modules that differ from the names of their packages."""
 
 
 def pinned(name: str) -> str:
-    (specifier,) = PINS[canonicalize_name(name)].specifier
+    (specifier,) = (PINS | CLASSROOM_PINS)[canonicalize_name(name)].specifier
     assert specifier.operator == "=="
     return specifier.version
 
 
-@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.name)
+@pytest.mark.parametrize("requirement", REQUIREMENTS + CLASSROOM, ids=lambda requirement: requirement.name)
 def test_every_dependency_is_bounded_and_pinned_within(requirement: Requirement) -> None:
     operators = {specifier.operator for specifier in requirement.specifier}
     assert operators == {"=="} or operators == {">=", "<"}
@@ -89,7 +103,7 @@ def imported(*files: Path) -> set[str]:
                 names.update(alias.name.split(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.add(node.module.split(".")[0])
-    ours = {file.stem for file in files} | {"dobnb", "tests"}
+    ours = {file.stem for file in files} | {"assignments", "dobnb", "tests"}
     return {canonicalize_name(IMPORTS.get(name, name)) for name in names - ours - set(sys.stdlib_module_names)}
 
 
@@ -106,6 +120,12 @@ def test_every_import_is_declared() -> None:
     assert tests - {canonicalize_name(requirement.name) for requirement in REQUIREMENTS} == set()
 
 
+def test_classroom_imports_what_its_extra_declares() -> None:
+    assert not set(PINS) & set(CLASSROOM_PINS)  # one place for each pin
+    declared = {canonicalize_name(requirement.name) for requirement in CLASSROOM}
+    assert imported(*(ROOT / "assignments").glob("*.py")) <= declared
+
+
 def test_environment_yml_installs_what_the_makefile_installs() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     *conda, pip = environment["dependencies"]
@@ -113,7 +133,7 @@ def test_environment_yml_installs_what_the_makefile_installs() -> None:
     assert SpecifierSet(python.removeprefix("python")) == SpecifierSet(PROJECT["requires-python"])
     (install,) = re.findall(r"-m pip install (?:--\S+ )*(.+?) \|\|", (ROOT / "Makefile").read_text())
     assert " ".join(pip["pip"]) == install.replace("'", "") == "-c constraints.txt -e .[book,test]"
-    assert set(EXTRAS) == {"book", "dask", "datasets", "test"}
+    assert set(EXTRAS) == {"book", "classroom", "dask", "datasets", "test"}
 
 
 def test_one_version_and_one_licence() -> None:
@@ -191,7 +211,11 @@ def test_ci_names_the_data_beside_the_checkout_and_allows_no_skip(tmp_path: Path
     for folder in (programs, checkout / ".ci", data):
         folder.mkdir(parents=True)
     (checkout / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
-    for name, body in {"chromium": "", "make": 'echo "$1 $DOBNB_NO_SKIPS $DOBNB_TEST_DATA $PWD"; exit 7'}.items():
+    for name, body in {
+        "bwrap": "",
+        "chromium": "",
+        "make": 'echo "$1 $DOBNB_NO_SKIPS $DOBNB_TEST_DATA $PWD"; exit 7',
+    }.items():
         (programs / name).write_text(f"#!/bin/sh\n{body}\n")
         (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"

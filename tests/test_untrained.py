@@ -14,10 +14,11 @@ from hub_models import CONFIGS
 from tiny import SMALL, noise, without_time
 from transformers import AutoConfig, Dinov2Config, Dinov2Model
 
-from dobnb import cli, measure
+from dobnb import cli, measure, plots
 from dobnb.inputs import InputError, random_words, read_inputs
 from dobnb.measurement import Measurement, MeasurementError
 from dobnb.models import MODELS, ModelError, config_of, load_model, load_untrained
+from dobnb.published import compare_null
 from dobnb.untrained import against_null, in_brief, measure_untrained, null_of, null_table, read_null
 
 # The cards ----------------------------------------------------------------------------------------------------------
@@ -139,6 +140,18 @@ def test_random_words_that_cannot_be(name: str, options: dict, message: str) -> 
         random_words(name, **({"n": 1} | options))
     with pytest.raises(InputError, match="reads images"):
         read_inputs("random", "dinov2-small", untrained=True)
+
+
+def test_a_tokenizer_that_cannot_be_had_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(name: str, revision: str | None = None) -> None:
+        raise ModelError(f"cannot load {name}: the hub is not there")
+
+    monkeypatch.setattr("dobnb.models.load_tokenizer", unreachable)
+    with pytest.raises(InputError, match="the hub is not there; or take random word pieces"):
+        read_inputs("embedded", "roberta-base", 2, untrained=True)
+    assert len(read_inputs("random", "roberta-base", 2, untrained=True)) == 2
+    with pytest.raises(ModelError, match=r"the hub is not there$"):
+        read_inputs("embedded", "minilm-l6", 2)
 
 
 # Draws --------------------------------------------------------------------------------------------------------------
@@ -300,3 +313,48 @@ def test_the_command_measures_a_model_of_the_paper_without_the_hub(
         assert cli.main([*command, *more, "--out", str(tmp_path / "other")]) == 2
         assert "takes neither --shard nor --matrices" in capsys.readouterr().err
     assert cli.main([*command[:2], "--untrained", "2", "--inputs", "random", "--n", "1", "--out", str(tmp_path)]) == 2
+
+
+def test_the_papers_rows_stand_beside_the_null() -> None:
+    null = made([[2, 4], [4, 8]])
+    null["provenance"]["model"]["title"] = "DINOv2-L"
+    other = made([[2, 4], [4, 8]])
+    other["provenance"]["model"]["title"] = "ViT-B/16"
+    table = compare_null([null, other], {})
+    assert table.index.tolist() == [
+        ("DINOv2-L", "trained, paper"), ("DINOv2-L", "untrained, 2 draws"),
+        ("ViT-B/16", "trained, paper"), ("ViT-B/16", "untrained, 2 draws"),
+    ]  # fmt: skip
+    # the paper's Table 1 and abstract
+    assert table.loc[("DINOv2-L", "trained, paper")].tolist() == [512, "99.98%", "81.9%", "91.4%", ""]
+    assert table.loc[("ViT-B/16", "trained, paper"), "content"] == "64% (abstract)"
+    assert table.loc[("DINOv2-L", "untrained, 2 draws"), "content"] == "45.0 ± 21.2%"
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "results").glob("untrained_*.json")))
+def test_the_records_are_whole_and_clean(path: Path) -> None:
+    record = read_null(path)
+    assert [draw["seed"] for draw in record["untrained"]] == list(range(len(record["untrained"])))
+    born = record["provenance"]
+    assert path.stem.removeprefix("untrained_") == born["model"]["name"]
+    assert born["commit"] and not born["commit"].endswith("+") and "/" not in json.dumps(born["inputs"])
+    card = MODELS[born["model"]["name"]]
+    assert (record["layers"], born["model"]["heads"], born["model"]["tokens"]) == (card.layers, card.heads, card.tokens)
+
+
+def test_the_figures_show_the_record(folder: Path) -> None:
+    trained = measure(load_untrained(str(folder), 9), noise(4))
+    null = null_of("tiny", [measure(str(folder), noise(4), untrained=seed) for seed in range(3)])
+    share, kappa = plots.beside_null({"one": (trained, null)}).axes
+    held = np.array([draw["content"]["held"] for draw in null["untrained"]])
+    assert list(share.lines[0].get_ydata()) == [25 * count for count in trained.per_input["content"]]
+    np.testing.assert_allclose(share.lines[1].get_ydata(), 25 * held.mean(0))
+    kappas = np.array([draw["content"]["kappa"]["median"] for draw in null["untrained"]])
+    np.testing.assert_allclose(kappa.lines[1].get_ydata(), kappas.mean(0))
+    band = kappa.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (pytest.approx(kappas.min()), pytest.approx(kappas.max()))
+    wins = plots.self_wins({"one": {"trained": [1.0, 0.9], "untrained": [0.5, 0.4]}}).axes[0]
+    assert list(wins.lines[1].get_ydata()) == [50, 40] and list(wins.lines[0].get_xdata()) == [1, 2]
+    mass = plots.special_mass({"one": torch.tensor([[[0.1, 0.3], [0.3, 0.5]]])}).axes[0]
+    np.testing.assert_allclose(mass.lines[0].get_ydata(), [20, 40], rtol=1e-6)
+    np.testing.assert_allclose(mass.lines[1].get_ydata(), [30], rtol=1e-6)

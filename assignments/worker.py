@@ -1,0 +1,296 @@
+"""One submission, in a process of its own: put in order, executed and scored by nbgrader, shown in a feedback page.
+
+The grader starts ``python -m assignments.worker JOB.json`` and reads ``result.json``. Whatever happens here, an
+exception, a kill, memory that is not there, costs this one submission.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbconvert.exporters.exporter import ResourcesDict
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbgrader.api import Gradebook
+from nbgrader.converters import Autograde, GenerateFeedback
+from nbgrader.preprocessors import ClearHiddenTests, Execute, GetGrades
+from nbgrader.utils import is_grade, is_solution
+
+from assignments.release import course, quiet, reason
+from assignments.sandbox import Limits, Room, kernel_manager
+from assignments.text import KERNELSPEC
+
+STUDENT = "student"
+"""What every student is called within nbgrader: names from outside stay outside."""
+LONGEST = 100_000
+"""Characters of a cell that are read; of its output that are kept."""
+
+
+class UnusableError(Exception):
+    """A submission that cannot be graded at all. The message is its status."""
+
+
+def read_submission(path: Path) -> list[dict[str, Any]]:
+    """The cells of a notebook from a stranger, as far as they are cells.
+
+    :raises UnusableError: it is no notebook, or has no cells.
+    """
+    try:
+        cells = json.loads(path.read_bytes())["cells"]
+        found = [
+            cell | {"source": "".join(cell["source"])[:LONGEST]}
+            for cell in cells
+            if cell.get("cell_type") in ("code", "markdown")
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UnusableError("unreadable") from None
+    if not found:
+        raise UnusableError("no cells")
+    return found
+
+
+def grade_id(cell: Mapping[str, Any]) -> str | None:
+    """The name that nbgrader knows a cell by, if it says one."""
+    metadata = cell.get("metadata")
+    told = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    name = told.get("grade_id") if isinstance(told, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def rebuild(cells: list[dict[str, Any]], master: NotebookNode) -> NotebookNode:
+    """The student version `master` with this student's answers in it, and their other cells where they had put them.
+
+    So tests and given cells that were deleted, altered, renamed, doubled or moved are as they were, and nothing of the
+    file but the text of its cells goes on: no output, no tag, no attachment.
+
+    :raises UnusableError: no cell belongs to the assignment.
+    """
+    known = {cell.metadata.nbgrader.grade_id: cell for cell in master.cells if "nbgrader" in cell.metadata}
+    answers: dict[str, str] = {}
+    others: dict[str | None, list[NotebookNode]] = {}
+    last = None
+    for cell in cells:
+        name = grade_id(cell)
+        if name in known and name not in answers:
+            answers[name], last = cell["source"], name
+        elif name not in known or is_solution(known[name]):  # a copied answer counts as a cell of the student's
+            make = new_code_cell if cell["cell_type"] == "code" else new_markdown_cell
+            others.setdefault(last, []).append(make(cell["source"]))
+    if not answers:
+        raise UnusableError("no cell of the assignment")
+    ordered = others.get(None, [])
+    for name, cell in known.items():
+        cell = NotebookNode(cell)
+        if is_solution(cell):
+            cell.source = answer if (answer := answers.get(name, "")).strip() else cell.source
+        ordered += [cell, *others.get(name, ())]
+    for number, cell in enumerate(ordered):
+        cell.id = f"cell-{number}"
+    return new_notebook(cells=ordered, metadata=NotebookNode(kernelspec=KERNELSPEC))
+
+
+def _error(name: str, message: str) -> NotebookNode:
+    line = f"{name}: {message}"[:2000]
+    return nbformat.v4.new_output("error", ename=name, evalue=message[:2000], traceback=[line])
+
+
+def _executor(
+    room: Room, limits: Limits, sockets: str, statuses: dict[str, str], messages: dict[str, str]
+) -> type[Execute]:
+    """nbgrader's step that executes a notebook, with a sandboxed kernel that may die.
+
+    A test counts as passed only if the kernel said so and then, as a probe, failed a test that nothing can pass. What
+    tests show on the way is dropped, so that no output of a student's function can pass for a result.
+    """
+
+    class SandboxedExecute(Execute):
+        def __init__(self, **traits: Any) -> None:
+            super().__init__(**traits | {"kernel_manager_class": kernel_manager(room, limits, sockets)})
+            self.timeout, self.iopub_timeout, self.startup_timeout = int(limits.cell), 10, 120
+            self.ended, self.written, self.reply = "", 0, {}
+
+        def on_cell_executed(self, **said: Any) -> None:
+            self.reply = said["execute_reply"]["content"]
+            super().on_cell_executed(**said)
+
+        def process_message(self, message: dict[str, Any], cell: NotebookNode, index: int) -> NotebookNode | None:
+            self.written += len(str(message["content"]))
+            if self.written > limits.output:
+                self.km.watch.kill("output limit")
+                return None
+            return super().process_message(message, cell, index)
+
+        def attempt(self, cell: NotebookNode, index: int) -> None:
+            """Execute `cell`, if the kernel still lives; note if it does no longer."""
+            self.reply = {}
+            if not self.ended:
+                try:
+                    self.execute_cell(cell, index, store_history=False)
+                except (DeadKernelError, CellTimeoutError) as error:
+                    late = isinstance(error, CellTimeoutError)
+                    self.ended = self.km.watch.reason or ("time limit" if late else "the kernel died")
+                    if late:
+                        self.km.watch.kill(self.ended)
+                except Exception as error:  # what a hostile kernel sends may not be what nbclient expects
+                    self.ended = self.km.watch.reason or f"the kernel said nonsense ({type(error).__name__})"
+                    self.km.watch.kill(self.ended)
+
+        def preprocess_cell(
+            self, cell: NotebookNode, resources: ResourcesDict, index: int
+        ) -> tuple[NotebookNode, ResourcesDict]:
+            if cell.cell_type != "code":
+                return cell, resources
+            self.attempt(cell, index)
+            reply, ended = self.reply, self.ended
+            if is_grade(cell):
+                status = f"stopped: {ended}" if ended else "passed" if reply.get("status") == "ok" else "failed"
+                if reply.get("ename") == "CellTimeoutError":
+                    status = "time limit"
+                if status == "passed" and not self.fails(index):
+                    status = "tampered"
+                statuses[cell.metadata.nbgrader.grade_id] = status
+                if status != "passed":
+                    said = (str(reply.get("ename")), str(reply.get("evalue"))) if status == "failed" else (status, "")
+                    cell.outputs = [_error(*said)]
+                    messages[cell.metadata.nbgrader.grade_id] = cell.outputs[0].traceback[0]
+                else:
+                    cell.outputs = []
+            else:
+                cell.outputs = [_plain(output) for output in cell.outputs[:100]]
+                if ended and not cell.outputs:
+                    cell.outputs = [_error(ended, "this cell did not run to its end")]
+            self.nb.cells[index] = cell
+            return cell, resources
+
+        def fails(self, index: int) -> bool:
+            """Whether a test that must fail does."""
+            secret = secrets.token_hex(8)
+            self.attempt(new_code_cell(f"assert 0 == 1, {secret!r}"), index)
+            return self.reply.get("ename") == "AssertionError" and self.reply.get("evalue") == secret
+
+    return SandboxedExecute
+
+
+def _plain(output: NotebookNode) -> NotebookNode:
+    """An output, reduced to what can do no harm on a page: text and PNG pictures."""
+    match output.output_type:
+        case "stream":
+            return nbformat.v4.new_output("stream", name="stdout", text=str(output.text)[:LONGEST])
+        case "error":
+            return _error(str(output.ename), str(output.evalue))
+    data = output.get("data", {})
+    kept = {kind: str(data[kind])[: 20 * LONGEST] for kind in ("text/plain", "image/png") if kind in data}
+    return nbformat.v4.new_output("display_data", data=kept)
+
+
+def autograde(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Execute and score a submission.
+
+    :returns: ``status``, ``questions`` (points, maximum, status and message by name) and ``written`` (by name, the
+        answers that a person marks).
+    :raises UnusableError: it cannot be graded at all.
+    """
+    folder, name = Path(job["folder"]), job["assignment"]
+    room, limits = Room(**job["room"]), Limits(**job["limits"])
+    master = nbformat.read(folder / "release" / name / f"{name}.ipynb", as_version=4)
+    submitted = folder / "submitted" / STUDENT / name / f"{name}.ipynb"
+    submitted.parent.mkdir(parents=True, exist_ok=True)
+    notebook = rebuild(read_submission(Path(job["submission"])), master)
+    nbformat.write(notebook, submitted)
+    statuses: dict[str, str] = {}
+    messages: dict[str, str] = {}
+    directory, config = course(folder, assignment_id=name, student_id=STUDENT)
+    with tempfile.TemporaryDirectory(prefix="k") as sockets:
+        execute = _executor(room, limits, sockets, statuses, messages)
+        steps = [execute if step is Execute else step for step in Autograde.autograde_preprocessors.default_args[0]]
+        config.Autograde.autograde_preprocessors = steps
+        with quiet() as errors:
+            try:
+                Autograde(coursedir=directory, config=config).start()
+            except (Exception, SystemExit) as error:
+                raise UnusableError(f"not graded: {reason(errors or [str(error)])}") from None
+    questions, written = {}, {}
+    with Gradebook(config.CourseDirectory.db_url) as book:
+        for grade in book.find_submission_notebook(name, name, STUDENT).grades:
+            answer = None
+            if grade.name not in statuses:
+                answer = next(cell.source for cell in notebook.cells if grade_id(cell) == grade.name)
+                statuses[grade.name] = "to be marked" if grade.auto_score is None else "empty"
+                written[grade.name] = answer
+            questions[grade.name] = {
+                "points": grade.auto_score or 0.0,
+                "maximum": float(grade.max_score),
+                "status": statuses[grade.name],
+                "message": messages.get(grade.name, ""),
+            }
+    return {"status": "graded", "questions": questions, "written": written}
+
+
+class EscapeMarkdown(GetGrades):
+    """Students' prose is shown as prose: no HTML of theirs gets into a page. Then their grades, as nbgrader does."""
+
+    def preprocess(self, nb: NotebookNode, resources: ResourcesDict) -> tuple[NotebookNode, ResourcesDict]:
+        for cell in nb.cells:
+            if cell.cell_type == "markdown":
+                cell.source = cell.source.replace("<", "&lt;")
+        return super().preprocess(nb, resources)
+
+
+def feedback(job: Mapping[str, Any]) -> None:
+    """Write the feedback page, with the points that a person gave."""
+    folder, name = Path(job["folder"]), job["assignment"]
+    directory, config = course(folder, assignment_id=name, student_id=STUDENT)
+    with Gradebook(config.CourseDirectory.db_url) as book:
+        for question, marked in job["marks"].items():
+            grade = book.find_grade(question, name, name, STUDENT)
+            grade.manual_score, grade.needs_manual_grade = marked["points"], False
+            book.find_comment(question, name, name, STUDENT).manual_comment = marked["comment"]
+        book.db.commit()
+    config.GenerateFeedback.preprocessors = [
+        ClearHiddenTests,
+        EscapeMarkdown,
+        *GenerateFeedback.preprocessors.default_args[0][1:],
+    ]
+    config.GenerateFeedback.force = True
+    with quiet() as errors:
+        try:
+            GenerateFeedback(coursedir=directory, config=config).start()
+        except (Exception, SystemExit) as error:
+            raise UnusableError(f"no feedback page: {reason(errors or [str(error)])}") from None
+    page = folder / "feedback" / STUDENT / name / f"{name}.html"
+    target = Path(job["page"])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(page, target)
+
+
+def main() -> int:
+    logging.disable(logging.WARNING)
+    resource.setrlimit(resource.RLIMIT_DATA, (2**31, resource.getrlimit(resource.RLIMIT_DATA)[1]))  # kernels set theirs
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    result = Path(job["folder"]) / "result.json"
+    try:
+        if not result.exists():
+            found = autograde(job)
+            partial = result.with_suffix(".part")
+            partial.write_text(json.dumps(found), encoding="utf-8")
+            partial.rename(result)
+        feedback(job)
+    except UnusableError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,450 @@
+"""Grading: honest work gets its points, and hostile work costs nobody but its own student."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode, from_dict
+from nbformat.v4 import new_code_cell
+
+from assignments.grade import GradingError, find, read_marks, read_seeds, safe
+from assignments.text import RELEASE, instructor_version, texts
+from tests.assignment_answers import WRONG
+
+ROOT = Path(__file__).parents[1]
+CLASSROOM = ROOT / ".venv-classroom" / "bin" / "python"
+TEXTS = {text.stem: text for text in texts()}
+NAME = "01_kappa_and_rollout"
+QUESTIONS = {"total-variation": 2, "by-hand": 2, "kappa": 2, "doeblin": 1, "rollout": 3, "in-words": 4}
+
+
+@pytest.fixture(scope="module")
+def classroom() -> Path:
+    if not CLASSROOM.exists():
+        pytest.skip("no .venv-classroom; `make assignments` installs it")
+    return CLASSROOM
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+
+
+def answered(name: str = NAME, **answers: str) -> NotebookNode:
+    """The student version of an assignment with the reference's answers, or those given by question."""
+    notebook = nbformat.read(RELEASE / f"{name}.ipynb", as_version=4)
+    reference = {cell.id: cell.source for cell in instructor_version(TEXTS[name]).cells}
+    for cell in notebook.cells:
+        told = cell.metadata.get("nbgrader", {})
+        if told.get("solution"):
+            question = told.grade_id.split("-", 1)[1].removesuffix("-answer").replace("-", "_")
+            cell.source = answers.get(question, reference[cell.id])
+    return notebook
+
+
+def grade(
+    classroom: Path, submissions: Path, out: Path, *options: str | Path, path: str | None = None, said: int = 0
+) -> tuple[list[list[str]], str]:
+    """Run the grader; the lines of grades.csv and what it printed."""
+    command = [classroom, "-m", "assignments.grade", submissions, "--out", out, "--python", sys.executable]
+
+    environment = dict(os.environ) | ({"PATH": path} if path is not None else {})
+    done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == said, done.stdout + done.stderr
+    table = list(csv.reader((out / "grades.csv").read_text().splitlines())) if said == 0 else []
+    return table, done.stdout + done.stderr
+
+
+def scores(table: list[list[str]]) -> dict[str, str]:
+    """By student: points of the autograded questions, and what became of each that did not pass."""
+    assert table[0] == ["student", "question", "points", "maximum", "status"]
+    found: dict[str, list[list[str]]] = {}
+    for line in table[1:]:
+        found.setdefault(line[0], []).append(line)
+    told = {}
+    for student, lines in found.items():
+        assert [(line[1], line[3]) for line in lines] == [
+            (f"a01-{name}", str(most)) for name, most in QUESTIONS.items()
+        ]
+        assert all((line[4] == "passed") == (line[2] == line[3]) for line in lines[:-1])
+        other = [f"{line[1][4:]} {line[4]}" for line in lines[:-1] if line[4] != "passed"]
+        same = {line[4] for line in lines}
+        points = sum(int(line[2]) for line in lines)
+        told[student] = (
+            f"{points} {same.pop()}" if len(same) == 1 else f"{points}" + "".join(f"; {one}" for one in other)
+        )
+    return told
+
+
+def test_a_folder_of_honest_and_broken_work(classroom: Path, sandbox: None, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def hand_in(file: str, notebook: NotebookNode) -> None:
+        (folder / file).parent.mkdir(exist_ok=True)
+        nbformat.write(notebook, folder / file)
+
+    hand_in(f"ada_{NAME}.ipynb", answered())
+    shutil.copyfile(RELEASE / f"{NAME}.ipynb", folder / f"untouched_{NAME}.ipynb")
+    hand_in("Bob Smith/homework, final version.ipynb", answered(kappa=WRONG["a01-kappa"]["nearly: neighbours"]))
+    altered = answered(total_variation="import os\n\n\ndef total_variation(p, q):\n    os._exit(0)")
+    altered.cells = [cell for cell in altered.cells if not cell.metadata.get("nbgrader", {}).get("grade")]
+    hand_in("eve.ipynb", altered)
+    (folder / "corrupt.ipynb").write_text('{"cells": [')
+    (folder / "pickle.pkl").write_bytes(b"\x80\x04\x95")
+    out = tmp_path / "out"
+    table, said = grade(classroom, folder, out)
+    assert scores(table) == {
+        "ada": "10",
+        "untouched": "0; total-variation failed; by-hand failed; kappa failed; doeblin failed; rollout failed",
+        "Bob Smith": "8; kappa failed",
+        "eve": "0; " + "; ".join(f"{name} stopped: the kernel died" for name in list(QUESTIONS)[:-1]),
+        "corrupt": "0 unreadable",
+        "pickle": "0 not a notebook",
+    }
+    assert "6 submissions in" in said and "2 written answers to mark" in said
+    page = (out / "feedback" / "Bob Smith" / f"{NAME}.html").read_text()
+    assert "wrong where the rows that are furthest apart are not neighbours" in page  # why, but not the test itself
+    assert "HIDDEN" not in page and "_found = max" not in page
+    assert "not a notebook" in (out / "feedback" / "pickle" / f"{NAME}.html").read_text()
+
+    written = list(csv.reader((out / "written.csv").read_text().splitlines()))
+    assert [line[:2] for line in written[1:]] == [["Bob Smith", "a01-in-words"], ["ada", "a01-in-words"]]
+    marks = tmp_path / "marks.csv"
+    marks.write_text("student,question,points,comment\nada,a01-in-words,3.5,A clear limit.\nBob Smith,a01-in-words,,\n")
+    before = time.time()
+    table, said = grade(classroom, folder, out, "--marks", marks)
+    assert ["ada", "a01-in-words", "3.5", "4", "marked"] in table
+    assert ["Bob Smith", "a01-in-words", "0", "4", "to be marked"] in table
+    assert "A clear limit." in (out / "feedback" / "ada" / f"{NAME}.html").read_text()
+    results = list((out / "work").glob("*/result.json"))
+    assert len(results) == 5 and all(path.stat().st_mtime < before for path in results)  # nothing was run again
+
+
+HOSTILE = {
+    "endless": "while True:\n    pass",
+    "stubborn": (
+        "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass"
+    ),
+    "forkbomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "loud": "while True:\n    print('x' * 1_000_000)",
+    "loud-below": "import os\nfor _ in range(500):\n    os.write(1, b'x' * 1_000_000)\n",
+    "loud-child": "import subprocess\nsubprocess.run('head -c 500000000 /dev/zero', shell=True)\n",
+    "greedy": "hoard = [bytearray(2**28) for _ in range(64)]",
+    "full": "for k in range(100):\n    with open(f'file{k}', 'wb') as file:\n        file.write(bytes(2**26))",
+    "exit": "import os\nos._exit(0)",
+    "killer": "import os, signal\nos.kill(-1, signal.SIGKILL)",
+    "no-asserts": (
+        "import ast\n\n\nclass Drop(ast.NodeTransformer):\n    def visit_Assert(self, node):\n"
+        "        return ast.Pass()\n\n\nget_ipython().ast_transformers.append(Drop())\n"
+    ),
+    "no-running": "get_ipython().run_cell = lambda *a, **k: None\nget_ipython().run_cell_async = None\n",
+    "forger": (
+        "def total_variation(p, q):\n    ip = get_ipython()\n    ip.display_pub.session.send(\n"
+        "        ip.kernel.iopub_socket, 'execute_result',\n"
+        "        {'data': {'text/plain': '2.0'}, 'metadata': {}, 'execution_count': 1},\n"
+        "        parent=ip.display_pub.parent_header,\n    )\n    return 0"
+    ),
+    "script": (
+        "from IPython.display import HTML, display\ndisplay(HTML('<script>alert(1)</script>'))\n"
+        "print('<script>alert(2)</script>')\n"
+    ),
+}
+"""What stands before the answer to the first question, or instead of it."""
+
+SPY = """
+import os, socket, subprocess
+from pathlib import Path
+
+root, folder = Path({root!r}), Path({folder!r})
+seen = [str(path) for path in (root / "assignments", root / "tests", root / ".git", folder) if path.exists()]
+seen += [str(path) for path in Path("/").rglob("*.ipynb") if "site-packages" not in str(path)]
+for address in (("127.0.0.1", {port}), ("1.1.1.1", 53)):
+    try:
+        socket.create_connection(address, timeout=1)
+        seen.append(address)
+    except OSError:
+        pass
+for path in ("/x", "/usr/x", "/dev/x", "/tmp/x", root / "dobnb" / "x"):
+    try:
+        open(path, "w")
+        seen.append(path)
+    except OSError:
+        pass
+environments = subprocess.run("cat /proc/[0-9]*/environ", shell=True, capture_output=True, text=True).stdout
+seen += ["secret"] if "SECRET" in environments + str(os.environ) else []
+seen += [name for name in os.listdir("/proc") if name.isdigit() and int(name) > 100]
+if seen:
+    print(seen)
+    os._exit(1)
+"""
+
+
+@pytest.mark.slow
+def test_a_hostile_folder(classroom: Path, sandbox: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty-five submissions, one command, the expected table; honest ones between hostile ones get their points."""
+    import socket
+
+    monkeypatch.setenv("SECRET_OF_THE_INSTRUCTOR", "1")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    good = answered()
+    answer = next(cell.source for cell in good.cells if cell.get("id") == "a01-total-variation-answer")
+    listener = socket.create_server(("127.0.0.1", 0))
+    spy = SPY.format(root=str(ROOT), folder=str(tmp_path), port=listener.getsockname()[1])
+    for student, code in {**HOSTILE, "spy": spy}.items():
+        code = code if student == "forger" else f"{code}\n\n{answer}"
+        nbformat.write(answered(total_variation=code), folder / f"{student}.ipynb")
+    for student in ("honest-1", "zz-honest-2"):
+        nbformat.write(good, folder / f"{student}.ipynb")
+
+    kept = [cell for cell in good.cells if not cell.metadata.get("nbgrader", {}).get("grade")]
+    nbformat.write(from_dict({**good, "cells": kept}), folder / "deleted-tests.ipynb")
+    wrong = answered(kappa="def kappa(A):\n    return 0.5")
+    for cell in wrong.cells:
+        told = cell.metadata.get("nbgrader", {})
+        cell.metadata.tags = ["skip-execution", "raises-exception"]
+        if told.get("grade") and cell.cell_type == "code":
+            cell.source, told.points, told.grade_id = "assert True", 100, told.grade_id
+        if told.get("locked") and not told.get("grade"):
+            cell.source = "raise SystemExit"
+    nbformat.write(wrong, folder / "altered-tests.ipynb")
+    doubled = answered()
+    doubled.cells += [from_dict({**cell, "id": f"again-{k}"}) for k, cell in enumerate(doubled.cells)]
+    nbformat.write(doubled, folder / "doubled.ipynb")
+    nbformat.write(from_dict({**good, "cells": good.cells[::-1]}), folder / "reversed.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(), folder / "no-cells.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=[new_code_cell("1 + 1")]), folder / "another.ipynb")
+    (folder / "deep.ipynb").write_text('{"cells":' + "[" * 100_000)
+    (folder / "huge.ipynb").write_bytes(b" " * (10 * 2**20 + 1))
+    (folder / "pickle.pkl").write_bytes(b"\x80\x04\x95")
+    (folder / "link.ipynb").symlink_to(RELEASE / f"{NAME}.ipynb")
+    for copy in ("a.ipynb", "b.ipynb"):
+        (folder / "twice").mkdir(exist_ok=True)
+        nbformat.write(good, folder / "twice" / copy)
+    nbformat.write(good, folder / "=cmd('rm')<b>.ipynb")
+
+    limits = ["--cell-seconds", "15", "--seconds", "120", "--memory-gb", "2", "--jobs", "2"]
+    start = time.monotonic()
+    table, said = grade(classroom, folder, tmp_path / "out", *limits)
+    listener.close()
+    names = list(QUESTIONS)[:-1]
+
+    def stopped(why: str) -> str:
+        return "0; " + "; ".join(f"{name} stopped: {why}" for name in names)
+
+    found = scores(table)
+    assert found.pop("forkbomb") in {stopped("memory limit"), stopped("time limit"), stopped("the kernel died")}
+    assert found.pop("greedy") in {stopped("memory limit"), "8; total-variation failed"}
+    assert found.pop("no-running").startswith("0")
+    assert found == {
+        "endless": "8; total-variation failed",
+        "stubborn": stopped("time limit"),
+        "loud": stopped("output limit"),
+        "loud-below": "10",
+        "loud-child": "10",
+        "full": "8; total-variation failed",
+        "exit": stopped("the kernel died"),
+        "killer": stopped("the kernel died"),
+        "no-asserts": "0; " + "; ".join(f"{name} tampered" for name in names),
+        "forger": "8; total-variation failed",
+        "script": "10",
+        "spy": "10",
+        "honest-1": "10",
+        "zz-honest-2": "10",
+        "deleted-tests": "10",
+        "altered-tests": "8; kappa failed",
+        "doubled": "10",
+        "reversed": "10",
+        "no-cells": "0 no cells",
+        "another": "0 no cell of the assignment",
+        "deep": "0 unreadable",
+        "huge": "0 too large",
+        "pickle": "0 not a notebook",
+        "link": "0 not a file",
+        "twice": "0 two files",
+        "_cmd__rm___b_": "10",
+    }
+    pages = {path.parent.name: path.read_text() for path in (tmp_path / "out" / "feedback").rglob("*.html")}
+    assert set(pages) == {line[0] for line in table[1:]}
+    assert not any("<script>alert" in page for page in pages.values())
+    assert time.monotonic() - start < 900, said
+
+
+@pytest.mark.slow
+def test_every_answer_through_nbgrader(classroom: Path, sandbox: None, tmp_path: Path) -> None:
+    """What :mod:`test_assignments` says of bare Python holds of the grader: all, nothing, all but the one question."""
+    folder = tmp_path / "in"
+    expected: dict[tuple[str, str], set[str]] = {}
+    graded: dict[str, list[str]] = {}
+    for name, text in TEXTS.items():
+        told = [cell.metadata.get("nbgrader", {}) for cell in instructor_version(text).cells]
+        graded[name] = [one["grade_id"] for one in told if one.get("grade") and not one["solution"]]
+        cases: dict[str, Mapping[str, str]] = {"reference": {}}
+        for question in graded[name]:
+            nearly = next(answer for case, answer in WRONG[question].items() if case.startswith("nearly"))
+            cases[question] = {question.split("-", 1)[1].replace("-", "_"): nearly}
+        for student, answers in cases.items():
+            (folder / student).mkdir(parents=True, exist_ok=True)
+            nbformat.write(answered(name, **answers), folder / student / f"{name}.ipynb")
+            expected[student, name] = set(graded[name]) - {student}
+        (folder / "untouched").mkdir(exist_ok=True)
+        shutil.copyfile(RELEASE / f"{name}.ipynb", folder / "untouched" / f"{name}.ipynb")
+        expected["untouched", name] = set()
+    table, _ = grade(classroom, folder, tmp_path / "out")
+    for (student, name), passed in expected.items():
+        lines = [line for line in table[1:] if line[0] == student and line[1] in graded[name]]
+        assert len(lines) == len(graded[name])
+        assert {line[1] for line in lines if line[2] == line[3]} == passed, (student, name)
+        assert all(line[2] == "0" for line in lines if line[1] not in passed)
+
+
+def test_broken_off_and_taken_up_again(classroom: Path, sandbox: None, tmp_path: Path) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for student in ("ada", "bob"):
+        nbformat.write(answered(), folder / f"{student}.ipynb")
+    command = [classroom, "-m", "assignments.grade", folder, "--out", out, "--jobs", "1"]
+    command += ["--python", sys.executable]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert "gets all points" in process.stdout.readline()
+        assert process.stdout.readline().startswith("[1/2] ada")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and said == "grade: broken off; start it again to go on with what is left\n"
+    assert not (out / "grades.csv").exists()
+    before = {path: path.stat().st_mtime for path in (out / "work").glob("*/result.json")}
+    table, _ = grade(classroom, folder, out)
+    assert scores(table) == {"ada": "10", "bob": "10"}
+    assert len(before) == 2 and all(path.stat().st_mtime == when for path, when in before.items())
+
+
+def test_no_sandbox_no_grading_unless_told(classroom: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    nbformat.write(answered(), folder / "ada.ipynb")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("env", "sh", "prlimit"):
+        (programs / name).symlink_to(shutil.which(name))
+    _, said = grade(classroom, folder, tmp_path / "out", path=str(programs), said=2)
+    assert said.startswith("grade: no sandbox here: bwrap, setpriv is not installed") and "UNSANDBOXED=1" in said
+    table, said = grade(classroom, folder, tmp_path / "out", "--unsandboxed", path=str(programs))
+    assert scores(table) == {"ada": "10"} and said.startswith("NO SANDBOX")
+
+
+def test_reference_that_fails_stops_grading(classroom: Path, sandbox: None, tmp_path: Path) -> None:
+    """A question that nobody can answer on this machine costs no student points."""
+    source, folder = tmp_path / "source", tmp_path / "in"
+    source.mkdir()
+    folder.mkdir()
+    text = TEXTS[NAME].read_text().replace("return float(1 - len(A) * A.min())", "return float(1 - A.min())")
+    (source / f"{NAME}.md").write_text(text)
+    nbformat.write(answered(), folder / "ada.ipynb")
+    _, said = grade(classroom, folder, tmp_path / "out", "--source", source, said=2)
+    assert said.startswith(f"grade: the reference solution of {NAME} fails a01-doeblin on this machine (AssertionError")
+    assert not (tmp_path / "out" / "grades.csv").exists()
+
+
+# Reading what comes from outside; no kernel
+
+KNOWN = {"01_one": {"a01-x", "a01-given-1"}, "02_two": {"a02-x"}}
+
+
+def notebook(*names: str, seed: int | None = None) -> str:
+    cells = [{"cell_type": "code", "metadata": {"nbgrader": {"grade_id": name}}, "source": "x"} for name in names]
+    cells += [{"cell_type": "code", "metadata": {}, "source": [f"seed = {seed}\n"]}] if seed is not None else []
+    return json.dumps({"cells": cells})
+
+
+def test_who_handed_in_what(tmp_path: Path) -> None:
+    files = {
+        "ada_01_one.ipynb": notebook("a01-x", seed=3),
+        "01_one-bob.ipynb": notebook("a01-x"),
+        "cyd/whatever.ipynb": notebook("a02-x"),
+        "cyd/01_one.ipynb": notebook("a01-x"),
+        "cyd/data.csv": "1,2",
+        "dan.ipynb": notebook("a02-x", "nonsense"),
+        "eve.pkl": "",
+        "fay.ipynb": notebook("nonsense"),
+        "gus_02_two.ipynb": "{",
+        ".hidden/x.ipynb": notebook("a01-x"),
+        "hal/.ipynb_checkpoints/x.ipynb": notebook("a01-x"),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found, stray = find(tmp_path, KNOWN)
+    told = {(one.student, one.assignment, one.trouble) for one in found}
+    assert told == {
+        ("ada", "01_one", None),
+        ("bob", "01_one", None),
+        ("cyd", "02_two", None),
+        ("cyd", "01_one", None),
+        ("dan", "02_two", None),
+        ("eve", None, "not a notebook"),
+        ("fay", None, "no cell of an assignment"),
+        ("gus", "02_two", "unreadable"),
+    }
+    assert stray == ["cyd/data.csv"]
+    assert {one.seed for one in found if one.student == "ada"} == {3}
+    only, _ = find(tmp_path, KNOWN, "01_one")
+    assert {one.assignment for one in only if one.student in ("eve", "fay")} == {"01_one"}
+
+
+@pytest.mark.parametrize(
+    ("name", "safely"),
+    [
+        ("Ada Lovelace", "Ada Lovelace"),
+        ("../../x", "_._.._x"),
+        ("=1+1", "_1_1"),
+        ("-x", "_x"),
+        ("a\nb", "a_b"),
+        ("", "_"),
+    ],
+)
+def test_names_are_safe(name: str, safely: str) -> None:
+    assert safe(name) == safely
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("student,points\n", "has no column 'question'"),
+        ("student,question,points\nada,a01-kappa,1\n", "'a01-kappa' is not marked by hand"),
+        ("student,question,points\nada,a01-in-words,5\n", "points go from 0 to 4"),
+        ("student,question,points\nada,a01-in-words,nan\n", "points go from 0 to 4"),
+        ("student,question,points\nada,a01-in-words,good\n", "points go from 0 to 4"),
+        ("student,question,points\nada,a01-in-words,1\nada,a01-in-words,2\n", "marked twice"),
+        ("\x00\n", "no column"),
+    ],
+)
+def test_marks_that_are_none(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "marks.csv").write_text(text)
+    with pytest.raises(GradingError, match=said):
+        read_marks(tmp_path / "marks.csv", {"a01-in-words": 4})
+
+
+def test_marks_of_a_spreadsheet(tmp_path: Path) -> None:
+    (tmp_path / "marks.csv").write_text('﻿student,question,points,maximum,comment\nada,q,"2,5",4,Good.\nbob,q,,4,\n')
+    assert read_marks(tmp_path / "marks.csv", {"q": 4}) == {("ada", "q"): {"points": 2.5, "comment": "Good."}}
+
+
+def test_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "seeds.csv"
+    path.write_text("student,seed\nada,1\nbob,22\n")
+    assert read_seeds(path) == {"ada": 1, "bob": 22}
+    for text in ("student,seed\nada,x\n", "student,seed\nada,1\nada,2\n", "name,seed\n"):
+        path.write_text(text)
+        with pytest.raises(GradingError):
+            read_seeds(path)
