@@ -2,6 +2,7 @@
 # make test        lint, tests, text against notebooks, notebooks re-run and compared, pages without a warning
 # make test-slow   the tests that take minutes
 # make html        render the committed notebooks
+# make pdf         the same as one PDF, _build/pdf/book.pdf; needs Chromium or Chrome
 # make run         execute the notebooks that changed, into book/   (PROFILE=paper: the paper's sizes, into runs/paper/)
 # make assignments write the student versions, into assignments/release/   (SEED=, SEEDS=, OUT=, SOURCE=)
 # make grade SUBMISSIONS=folder   grade what students handed in, into runs/grading/   (MARKS=, JOBS=, UNSANDBOXED=1, ...)
@@ -17,7 +18,7 @@ SUMMARY := _build/test-summary.txt
 CLASSROOM := .venv-classroom
 CLASSROOM_INSTALLED := $(CLASSROOM)/.installed
 
-.PHONY: book test test-slow html run assignments grade bench clean
+.PHONY: book test test-slow html pdf run assignments grade bench clean
 .DELETE_ON_ERROR:
 
 book: $(INSTALLED)
@@ -25,6 +26,9 @@ book: $(INSTALLED)
 
 html: $(INSTALLED)
 	@$(BIN)/python -m dobnb book html
+
+pdf: $(INSTALLED)
+	@$(BIN)/python -m dobnb book pdf
 
 run: $(INSTALLED)
 	@$(BIN)/python -m dobnb book run --profile $(PROFILE)

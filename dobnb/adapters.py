@@ -8,11 +8,13 @@ the library's own, and no hook is used or left.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import torch
@@ -21,18 +23,26 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import eager_mask
 
 from dobnb.errors import (
+    AmbiguousAttentionError,
     CompressedAttentionError,
     CrossAttentionSkipped,
     LayerCountError,
+    NoAttentionError,
+    PaddingError,
     UnsupportedModelError,
     WindowedAttentionError,
 )
-from dobnb.tokens import is_a
+from dobnb.tokens import arguments_of, is_a
 
 Emit = Callable[[Tensor, Tensor | None], None]
-"""Called as ``emit(weights, mask)`` by every layer, in the order they run: weights (B, H, N, N), before dropout; mask
-what the layer adds to its scores, broadcastable to the weights, or None where that is not known."""
+"""Called as ``emit(weights, mask)`` by every layer, in the order they run: weights (B, H, N, N), before dropout; mask,
+broadcastable to them, true where a token may be seen or what is added to the scores; None where nothing is masked."""
 
+Called = Callable[[PreTrainedModel, Mapping[str, Any]], None]
+"""Called as ``called(model, named)`` when a model of transformers that another module holds runs on inputs."""
+
+LOWEST = -1e4
+"""A score that far down is masked: beside it exp of any other is 0. Not every library adds the least float or -inf."""
 _NAME = "dobnb"
 _TIMM_ATTENTION = {  # softmax over all tokens, whose weights pass through attn_drop
     "timm.layers.attention.Attention",
@@ -46,10 +56,19 @@ _RTDL_ATTENTION = "rtdl_revisiting_models.MultiheadAttention"
 _RTDL_BACKBONE = "rtdl_revisiting_models.FTTransformerBackbone"
 
 
-def exposed(model: nn.Module, emit: Emit) -> AbstractContextManager[Callable[[], None]]:
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(module.forward).parameters
+
+
+_TORCH_ARGUMENTS = {*inspect.signature(nn.MultiheadAttention.forward).parameters} - {"self"}
+
+
+def exposed(model: nn.Module, emit: Emit, called: Called) -> AbstractContextManager[Callable[[], None]]:
     """Every self-attention of `model` calls `emit` while the context lasts; then the model is as it was.
 
-    :return: gives a function to call after the forward pass, which raises LayerCountError if a layer was left out.
+    :param called: hears what a model of transformers inside `model` is called with, by name.
+    :return: gives a function to call after the forward pass, which raises LayerCountError if a layer was left out, and
+        NoAttentionError if all were.
     :raises CaptureError: a model whose attention cannot be read.
     """
     for module in model.modules():
@@ -58,7 +77,27 @@ def exposed(model: nn.Module, emit: Emit) -> AbstractContextManager[Callable[[],
                 f"{type(model).__name__} attends within windows ({type(module).__name__}), so no matrix holds "
                 "the whole input; choose a model with global attention"
             )
-    return _transformers(model, emit) if isinstance(model, PreTrainedModel) else _modules(model, emit)
+    inner = _of_transformers(model)
+    return _modules(model, emit) if inner is None else _transformers(inner, emit, None if inner is model else called)
+
+
+def _of_transformers(model: nn.Module) -> PreTrainedModel | None:
+    """The model of transformers that `model` is or holds; None where all attention is of other libraries."""
+    found: dict[str, PreTrainedModel] = {}
+    others: list[str] = []
+    for name, module in model.named_modules():  # those that hold others come first
+        if any(name.startswith(f"{outer}.") or not outer for outer in found):
+            continue
+        if isinstance(module, PreTrainedModel):
+            found[name] = module
+        elif isinstance(module, nn.MultiheadAttention) or is_a(module, _RTDL_ATTENTION, *_TIMM_ATTENTION):
+            others.append(name)
+    if len(found) + bool(others) > 1 and found:
+        parts = ", ".join([f"{name} ({type(module).__name__})" for name, module in found.items()] + others[:1])
+        raise UnsupportedModelError(
+            f"{type(model).__name__} attends in several parts, {parts}, which make no single stack of layers; pass one"
+        )
+    return next(iter(found.values()), None)
 
 
 def skipped(module: nn.Module) -> None:
@@ -94,8 +133,8 @@ def _hand_over(run: _Run, module: nn.Module, weights: Tensor, mask: Tensor | Non
 # transformers
 
 @contextmanager
-def _transformers(model: PreTrainedModel, emit: Emit) -> Iterator[Callable[[], None]]:
-    layers = getattr(model.config, "num_hidden_layers", None)
+def _transformers(model: PreTrainedModel, emit: Emit, called: Called | None) -> Iterator[Callable[[], None]]:
+    layers = _layers(model)
     parts = {name.rsplit(".")[-1] for name, _ in model.named_modules()}
     if not isinstance(layers, int) or (model.config.is_encoder_decoder and {"encoder", "decoder"} <= parts):
         raise UnsupportedModelError(
@@ -114,28 +153,54 @@ def _transformers(model: PreTrainedModel, emit: Emit) -> Iterator[Callable[[], N
 
     def check() -> None:
         if seen == 0:
-            raise CompressedAttentionError(
-                f"no layer of {type(model).__name__} gave attention: it is linear, sparse or not exchangeable; "
-                "choose a model whose attention transformers can switch"
-            )
+            raise _nothing(model)
         if seen != layers:
             raise LayerCountError(
                 f"{type(model).__name__} has {layers} layers, but {seen} gave attention: the others are of another "
                 "kind; choose a model that has softmax attention throughout"
             )
 
+    forward = model.forward
+
+    @wraps(forward)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _current.get() is count:
+            called(model, arguments_of(forward, *args, **kwargs))
+        return forward(*args, **kwargs)
+
     before = [(config, config._attn_implementation) for config in _configs(model)]
     try:
         model.set_attn_implementation(_NAME)
-        with _run(count):
+        with _run(count), nullcontext() if called is None else _covered(model, forward=wrapper):
             yield check
     finally:
         for config, implementation in before:  # outer configs first: setting one sets those inside it
             config._attn_implementation = implementation
 
 
+def _layers(model: PreTrainedModel) -> int | None:
+    """How many layers the model says it has; of BART's kind, the config's first number is of the encoder."""
+    config = model.config
+    if getattr(config, "is_decoder", False) or "Decoder" in type(model).__name__:
+        return getattr(config, "decoder_layers", getattr(config, "num_hidden_layers", None))
+    return getattr(config, "num_hidden_layers", None)
+
+
+def _nothing(model: PreTrainedModel) -> NoAttentionError | WindowedAttentionError:
+    """What is wrong with a model none of whose layers asks transformers for its attention function."""
+    name = type(model).__name__
+    if getattr(model.config, "window_size", None) is not None:
+        return WindowedAttentionError(
+            f"{name} attends within windows, so no matrix holds the whole input; choose a model with global attention"
+        )
+    return NoAttentionError(
+        f"no layer of {name} gave attention: it is linear, sparse, or code of its own that transformers cannot switch; "
+        "choose a model whose attention it can"
+    )
+
+
 def _is_cross_attention(name: str, module: nn.Module) -> bool:
-    """Whether a module of transformers, by the names used there, is or lies in one that attends to another sequence."""
+    """Whether a module, by the names in use, is or lies in one that attends to another sequence."""
     spelled = f"{name}.{type(module).__name__}".lower().replace("_", "")
     return any(part in spelled for part in ("crossatt", "encoderattn", "encdecatt", "encoderdecoderatt"))
 
@@ -167,13 +232,24 @@ def _eager_of(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
     )
 
 
-def _attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
     """What the registered name stands for: eager attention, whose weights go to the current run."""
-    output, weights = _eager_of(module)(module, *args, **kwargs)
+    mask = attention_mask
+    if mask is not None:  # which eager attention adds to its scores, whatever it is
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+        elif not mask.is_floating_point():
+            raise PaddingError(f"the mask is {mask.dtype}, which would be added to the scores; pass mask.bool()")
+        # Llama's softmax is float32, where float64's minimum is -inf, and a row of those is NaN, which spreads.
+        if mask.dtype == torch.float64:
+            mask = mask.clamp(min=torch.finfo(torch.float32).min)
+    output, weights = _eager_of(module)(module, query, key, value, mask, **kwargs)
     run = _current.get()
     if run is None:
         return output, weights
-    _hand_over(run, module, weights, args[3] if len(args) > 3 else kwargs.get("attention_mask"))
+    _hand_over(run, module, weights, attention_mask)
     return output, None
 
 
@@ -188,10 +264,13 @@ AttentionMaskInterface.register(_NAME, eager_mask)  # without this a custom atte
 def _modules(model: nn.Module, emit: Emit) -> Iterator[Callable[[], None]]:
     waiting = _attentions(model)
     names = {id(module): name for name, module in model.named_modules()}
+    seen = 0
 
     def run(module: nn.Module, weights: Tensor | None, mask: Tensor | None) -> None:
+        nonlocal seen
         waiting.pop(id(module), None)
         if weights is not None:
+            seen += 1
             emit(weights, mask)
 
     def check() -> None:
@@ -201,13 +280,21 @@ def _modules(model: nn.Module, emit: Emit) -> Iterator[Callable[[], None]]:
                 f"{len(waiting)} attention modules of {type(model).__name__} did not run, {missing} for one, "
                 "so layers are missing; pass the part of the model whose attention runs"
             )
+        if seen == 0:
+            raise NoAttentionError(
+                f"every attention of {type(model).__name__} was skipped: its keys are of another sequence, or "
+                "compressed; choose a model with self-attention on whole inputs"
+            )
 
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)  # it runs whole encoder layers, past their attention module
         for module in waiting.values():
-            cover = _cover_torch if isinstance(module, nn.MultiheadAttention) else _cover_dropout
-            stack.enter_context(cover(module, run))
+            if isinstance(module, nn.MultiheadAttention):
+                parent = model.get_submodule(names[id(module)].rpartition(".")[0])
+                stack.enter_context(_cover_torch(module, names[id(module)], parent, run))
+            else:
+                stack.enter_context(_cover_dropout(module, run))
         stack.enter_context(_run(run))
         yield check
 
@@ -217,13 +304,18 @@ def _attentions(model: nn.Module) -> dict[int, nn.Module]:
     name, found = type(model).__name__, {}
     for module in model.modules():
         kind = type(module)
-        if isinstance(module, PreTrainedModel | nn.Transformer):
+        if isinstance(module, nn.Transformer):
             raise UnsupportedModelError(
-                f"{name} holds a {kind.__name__}; pass that model itself, or its encoder or decoder alone"
+                f"{name} {'is' if module is model else 'holds'} an nn.Transformer, whose encoder and decoder make no "
+                "single stack of layers; pass its encoder or decoder alone"
             )
         if is_a(module, _RTDL_ATTENTION) and module.key_compression is not None:
             raise CompressedAttentionError(
                 f"{name} compresses its keys (linformer), so attention is not square; train it without compression"
+            )
+        if isinstance(module, nn.MultiheadAttention) and not _TORCH_ARGUMENTS.issubset(_parameters(module)):
+            raise UnsupportedModelError(
+                f"{kind.__name__} takes other arguments than torch's MultiheadAttention; use that one itself"
             )
         if isinstance(module, nn.MultiheadAttention) or is_a(module, _RTDL_ATTENTION, *_TIMM_ATTENTION):
             found[id(module)] = module
@@ -265,33 +357,73 @@ def _covered(module: nn.Module, **attributes: Any) -> Iterator[None]:
         own.update(before)
 
 
-def _cover_torch(module: nn.MultiheadAttention, run: _Run) -> AbstractContextManager[None]:
+def _attends_to_itself(module: nn.Module, name: str, parent: nn.Module, query: Tensor, key: Tensor) -> bool:
+    """Whether the keys of torch's attention are of the tokens that ask. The same tensor is; other numbers may be those
+    of another sequence, or of the same with positions added to one of the two, and then the module's place decides."""
+    own = name.rpartition(".")[-1]
+    if query is key:
+        return True
+    if query.shape[:-1] != key.shape[:-1]:
+        return False
+    kinds = f"{type(parent).__name__}.{type(module).__name__}".lower()
+    beside = own == "multihead_attn" and hasattr(parent, "self_attn")  # in a decoder's layer, torch's and DETR's
+    if beside or "crossatt" in kinds or _is_cross_attention(own, module):
+        return False
+    if torch.equal(query, key) or "self" in own.lower() or "selfatt" in kinds:
+        return True
+    raise AmbiguousAttentionError(
+        f"{name or type(module).__name__} gets queries and keys that differ, equally many: its own tokens or another "
+        "sequence? Pass one tensor for both, or name the module self_attn or cross_attn"
+    )
+
+
+def _torch_mask(module: nn.MultiheadAttention, call: dict[str, Any]) -> Tensor | None:
+    """Which keys each query may see, bool, of four dimensions, from the two masks that torch's attention takes."""
+
+    def seen(mask: Tensor) -> Tensor:
+        return ~mask if mask.dtype == torch.bool else mask > LOWEST
+
+    padding, mask = call["key_padding_mask"], call["attn_mask"]
+    found = None
+    if padding is not None:
+        found = seen(padding).reshape(-1, 1, 1, padding.shape[-1])
+    if mask is not None:
+        mask = seen(mask)
+        mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (-1, module.num_heads))
+        found = mask if found is None else found & mask
+    return found
+
+
+def _cover_torch(
+    module: nn.MultiheadAttention, name: str, parent: nn.Module, run: _Run
+) -> AbstractContextManager[None]:
     """torch's attention, asked for per-head weights; the caller gets what it asked for."""
     forward = module.forward
+    signature = inspect.signature(forward)
 
-    def wrapper(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        masks = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
-        if _current.get() is not run or query is not key:
-            if _current.get() is run:
-                skipped(module)
-                run(module, None, None)
-            return forward(
-                query, key, value, need_weights=need_weights, average_attn_weights=average_attn_weights, **masks
+    @wraps(forward)  # whose signature a nested run asks for
+    def wrapper(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        if _current.get() is not run:
+            return forward(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        query, need, average = given["query"], given["need_weights"], given["average_attn_weights"]
+        if not _attends_to_itself(module, name, parent, query, given["key"]):
+            skipped(module)
+            run(module, None, None)
+            return forward(*args, **kwargs)
+        given |= {"need_weights": True, "average_attn_weights": False}
+        output, weights = forward(*call.args, **call.kwargs)
+        if weights is None or weights.ndim != query.ndim + 1:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} does not give every head's weights when asked (need_weights=True, "
+                "average_attn_weights=False), as torch's MultiheadAttention does; use that one itself"
             )
-        output, weights = forward(query, key, value, need_weights=True, average_attn_weights=False, **masks)
         asked = None
-        if need_weights:  # of its own, since the sink may write to what it gets
-            asked = weights.mean(-3) if average_attn_weights else weights.clone()
-        _hand_over(run, module, weights if weights.ndim == 4 else weights.unsqueeze(0))
+        if need:  # of its own, since the sink may write to what it gets
+            asked = weights.mean(-3) if average else weights.clone()
+        _hand_over(run, module, weights if weights.ndim == 4 else weights.unsqueeze(0), _torch_mask(module, given))
         return output, asked
 
     return _covered(module, forward=wrapper)
@@ -301,22 +433,33 @@ def _cover_dropout(module: nn.Module, run: _Run) -> AbstractContextManager[None]
     """An attention of timm or rtdl, whose weights are what its dropout gets."""
     rtdl = is_a(module, _RTDL_ATTENTION)
     forward, dropout = module.forward, module.dropout if rtdl else module.attn_drop
+    signature = inspect.signature(forward)
     taken: list[Tensor] = []
+
+    def given(args: Any, kwargs: Any) -> Tensor | None:
+        """The mask that the module was given, which it adds, or which is true where a token may be seen."""
+        call = signature.bind(*args, **kwargs).arguments
+        return None if call.get("is_causal") else call.get("attn_mask")
 
     def take(weights: Tensor) -> Tensor:
         if _current.get() is run:
             taken.append(weights.unflatten(0, (-1, module._n_heads)) if rtdl else weights)
         return weights if dropout is None else dropout(weights)
 
+    @wraps(forward)
     def wrapper(*args: Any, **kwargs: Any) -> Tensor:
         output = forward(*args, **kwargs)
         if _current.get() is run:
+            if not taken:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} did not pass its weights through its dropout; use the library's own class"
+                )
             weights = taken.pop()
             if rtdl and weights.shape[-1] != weights.shape[-2]:
                 skipped(module)
                 run(module, None, None)
             else:  # only now, since the output is computed from what the sink may write to
-                _hand_over(run, module, weights)
+                _hand_over(run, module, weights, given(args, kwargs))
         return output
 
     if rtdl:

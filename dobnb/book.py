@@ -26,7 +26,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dobnb import provenance
+from dobnb import pages, provenance
 from dobnb.errors import DobnbError
 from dobnb.files import write_text
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 PACKAGE = Path(__file__).parent
-PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py"}
+PIPELINE = {"__main__.py", "book.py", "check.py", "cli.py", "glance.py", "pages.py", "pdf.py", "reference.py"}
 """Modules that no notebook imports: a change in them leaves the notebooks as fresh as they were."""
 RECORD = re.compile(r"results/[\w.-]+\.json")
 """A recorded run that a chapter shows."""
@@ -43,6 +43,13 @@ LANGUAGE = {"file_extension": ".py", "mimetype": "text/x-python", "name": "pytho
 MACHINE_PATH = re.compile(r"/(?:home|Users|root|tmp)/\w|/var/folders/|[A-Za-z]:\\Users\\|site-packages[/\\]")
 """Where an output names a place on somebody's disk."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+PEAK_MEMORY = """\
+import resource as _resource, sys as _sys
+print(_resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss * (1 if _sys.platform == "darwin" else 1024) // 10**6)
+"""
+"""A last cell, which stays in no notebook: the most memory its kernel had, in megabytes."""
 
 
 class BookError(DobnbError):
@@ -209,7 +216,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def execute(root: Path, text: Path, target: Path, values: Mapping[str, Any], profile: str = "book") -> dict[str, Any]:
     """Execute a chapter in the folder ``book/`` and write the notebook to `target`, which on failure stays as it was.
 
-    :returns: the record of the run, JSON: digest, parameters, when, seconds, machine, versions, weights.
+    :returns: the record of the run, JSON: digest, parameters, when, seconds, the kernel's peak memory in megabytes,
+        machine, versions, weights.
     :raises BookError: a cell raised, or its kernel died; what ran up to there stays in ``_build/executing/``.
     """
     import nbformat
@@ -219,13 +227,14 @@ def execute(root: Path, text: Path, target: Path, values: Mapping[str, Any], pro
     notebook = read_text(text)
     set_parameters(notebook, values, text.stem)
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE})
+    watched = nbformat.from_dict({**notebook, "cells": [*notebook.cells, nbformat.v4.new_code_cell(PEAK_MEMORY)]})
     partial = root / "_build" / "executing" / target.name
     partial.parent.mkdir(parents=True, exist_ok=True)
     when, digest, start = provenance.now(), freshness(root, text, values), time.perf_counter()
     try:
         with _environment(kernel_environment(root, profile)):
             executed = papermill.execute_notebook(
-                notebook,
+                watched,
                 partial,
                 cwd=root / "book",
                 progress_bar=False,
@@ -242,7 +251,8 @@ def execute(root: Path, text: Path, target: Path, values: Mapping[str, Any], pro
         raise BookError(f"{text.stem}: its kernel died, most often for want of memory; free some, run again") from None
     seconds = round(time.perf_counter() - start, 1)
     partial.unlink()
-    for cell, done in zip(notebook.cells, executed.cells, strict=True):
+    *cells, last = executed.cells
+    for cell, done in zip(notebook.cells, cells, strict=True):
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
     notebook.metadata["dobnb"] = {"digest": digest}
@@ -251,6 +261,7 @@ def execute(root: Path, text: Path, target: Path, values: Mapping[str, Any], pro
     return {
         "when": when,
         "seconds": seconds,
+        "peak_mb": int(last.outputs[0].text),
         "digest": digest,
         "parameters": parameters(notebook, text.stem),
         "machine": provenance.machine(),
@@ -375,12 +386,15 @@ def book(root: Path) -> None:
     texts = chapters(root)
     fresh = root / "_build" / "fresh"
     shutil.rmtree(fresh, ignore_errors=True)
-    leave = shutil.ignore_patterns("*.ipynb", "text", "status.md", ".*")
-    shutil.copytree(root / "book", fresh / "book", ignore=leave)
-    for name in ("_config.yml", "_toc.yml", "CHANGELOG.md"):
-        shutil.copy(root / name, fresh / name)
+    shutil.copytree(root / "book", fresh / "book", ignore=shutil.ignore_patterns("*.ipynb", "status.md", ".*"))
+    if (root / "results").is_dir():
+        shutil.copytree(root / "results", fresh / "results", ignore=shutil.ignore_patterns("book.json"))
+    for name in pages.SOURCES:
+        if (root / name).is_file():
+            shutil.copy(root / name, fresh / name)
     jobs = [(text, fresh / "book" / f"{text.stem}.ipynb", {}) for text in texts]
     records = dict(_execute_all(root, jobs, "book"))
+    _record(fresh / "results" / "book.json", records)
     write_text(fresh / "book" / "status.md", status_page(records))
     html(root, fresh)
 
@@ -389,9 +403,10 @@ def book(root: Path) -> None:
 
 
 def _sources(folder: Path) -> str:
-    """Digest of every file that the pages of a book are made from."""
-    files = [folder / name for name in ("_config.yml", "_toc.yml", "CHANGELOG.md")]
-    files += sorted(path for path in (folder / "book").rglob("*") if path.is_file() and path.parent.name != "text")
+    """Digest of every file that the pages of a book are made from: pages, records, and the package's docstrings."""
+    files = [path for name in pages.SOURCES if (path := folder / name).is_file()]
+    files += sorted(path for path in (folder / "book").rglob("*") if path.is_file())
+    files += [*sorted((folder / "results").glob("*.json")), *sorted(PACKAGE.glob("*.py"))]
     return provenance.digest(*(part for file in files for part in (file.name.encode(), file.read_bytes())))
 
 
@@ -407,21 +422,63 @@ def html(root: Path, source: Path | None = None) -> None:
     :raises BookError: Jupyter Book warned or failed; what it said is shown first.
     """
     chapters(root)  # refuses a folder without a book
+    build, source = root / "_build", source or root
+    _render(root, source, "html")
+    _mend_roles(build / "html")
+    write_text(build / "html" / ".sources", _sources(source))
+    print(f"the book is in {build / 'html' / 'index.html'}", flush=True)
+
+
+def pdf(root: Path) -> None:
+    """Print the book of `root`, with its committed notebooks, to ``_build/pdf/book.pdf``; renders it first if need be.
+
+    :raises BookError: a page did not build cleanly.
+    :raises PdfError: there is no browser, or it failed.
+    """
+    import yaml
+
+    from dobnb.pdf import pdf as printed
+
+    if not is_rendered(root):
+        html(root)
+    contents = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
+    settings = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
+    start = time.perf_counter()
+    print("printing ...", end="", flush=True)
+    try:
+        file = printed(root / "_build", contents, settings["title"], settings["author"])
+    except BaseException:
+        print(" failed", flush=True)
+        raise
+    print(f" {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"the PDF is {file}", flush=True)
+
+
+def _render(root: Path, source: Path, builder: str) -> None:
+    """Have Jupyter Book build the book in `source`, completed, into ``_build/<builder>`` of `root`."""
     build = root / "_build"
-    for stale in ("html", ".doctrees"):  # a warm cache hides the warnings of pages that it does not rebuild
+    for stale in (builder, ".doctrees"):  # a warm cache hides the warnings of pages that it does not rebuild
         shutil.rmtree(build / stale, ignore_errors=True)
     start = time.perf_counter()
     print("rendering ...", end="", flush=True)
-    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(source or root)]
-    options = ["--path-output", str(root), "-W", "--keep-going", "-n", "-q"]
+    staged = build / "pages"
+    pages.stage(source, staged)
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(staged)]
+    options = ["--path-output", str(root), "--builder", builder, "-W", "--keep-going", "-n", "-q"]
     done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
     if done.returncode:
         print(" failed", flush=True)
-        sys.stderr.write(COLOUR.sub("", done.stdout))
+        sys.stderr.write(COLOUR.sub("", done.stdout).replace(f"{staged}{os.sep}", ""))
         raise BookError("the pages did not build cleanly; mend what the lines above name and run again")
-    write_text(build / "html" / ".sources", _sources(source or root))
     print(f" {time.perf_counter() - start:.0f} s", flush=True)
-    print(f"the book is in {build / 'html' / 'index.html'}", flush=True)
+
+
+def _mend_roles(pages_folder: Path) -> None:
+    """Docutils puts entries of a deprecated role into its list of citations, which screen readers then find empty."""
+    for page in pages_folder.rglob("*.html"):
+        markup = page.read_text(encoding="utf-8")
+        if 'role="doc-biblioentry"' in markup:
+            write_text(page, markup.replace('role="doc-biblioentry"', 'role="listitem"'))
 
 
 def status_page(notebooks: Mapping[str, dict[str, Any]]) -> str:

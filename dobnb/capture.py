@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dobnb.adapters import exposed
+from dobnb.adapters import LOWEST, exposed
 from dobnb.errors import (
+    AmbiguousAttentionError,
     CaptureError,
     CompiledModelError,
     CompressedAttentionError,
@@ -26,6 +27,7 @@ from dobnb.errors import (
     LayerCountError,
     LengthError,
     MaskedRowError,
+    NoAttentionError,
     NotFiniteError,
     PaddingError,
     RowSumError,
@@ -37,6 +39,7 @@ from dobnb.stochastic import TOLERANCE
 from dobnb.tokens import ModelInputs, as_arguments, images_of, named_inputs, patch_size
 
 __all__ = [
+    "AmbiguousAttentionError",
     "CaptureError",
     "CompiledModelError",
     "CompressedAttentionError",
@@ -47,6 +50,7 @@ __all__ = [
     "LayerCountError",
     "LengthError",
     "MaskedRowError",
+    "NoAttentionError",
     "NotFiniteError",
     "PaddingError",
     "RowSumError",
@@ -64,33 +68,50 @@ Sink = Callable[[int, Tensor], None]
 _switching = threading.RLock()
 
 
-def stream_attention(model: nn.Module, inputs: ModelInputs, sink: Sink, *, allow_half: bool = False) -> Any:
+def stream_attention(
+    model: nn.Module,
+    inputs: ModelInputs,
+    sink: Sink,
+    *,
+    allow_half: bool = False,
+    on_padding: Callable[[Tensor], None] | None = None,
+) -> Any:
     """Run a model without gradients and hand every layer's attention to `sink` as soon as it exists.
 
     One layer's weights are alive at a time, unless `sink` keeps them. The weights are those before dropout, in the
     model's dtype, on its device; `sink` may change them in place. The model leaves as it came, on errors too. Calls may
-    be nested; those of different threads take turns.
+    be nested. Those of different threads take turns, so a sink must not wait for a thread that streams: it would wait
+    for ever.
 
     What is handed out is self-attention. Attention to another sequence is skipped with a
     :class:`~dobnb.errors.CrossAttentionSkipped` warning. So is, without one, the last block of
     ``rtdl_revisiting_models.FTTransformer``: it queries the cls token alone, so its attention is not square.
 
+    Padding is what the mask that reaches attention, by whatever name the model takes it, lets no token see. Its rows
+    and columns are handed out like any other; `on_padding` says which they are.
+
     :param model: in eval mode: a transformers model with one stack of layers, a timm ViT, DeiT, EVA or BEiT, a
-        torchvision ViT, anything whose attention is ``torch.nn.MultiheadAttention``, or an FTTransformer.
+        torchvision ViT, anything whose attention is ``torch.nn.MultiheadAttention``, or an FTTransformer; or a module
+        that holds one of them.
     :param inputs: a mapping, passed as ``model(**inputs)``; a tuple, as ``model(*inputs)``; a tensor, as
         ``model(inputs)``.
     :param sink: called as ``sink(layer, weights)``, layer 0 first; weights of shape (B, H, N, N), rows sum to 1.
-    :param allow_half: accept attention in float16 or bfloat16, whose rows sum to 1 only within the dtype's epsilon.
-    :return: the model's output, as the same call of it returns it.
+    :param allow_half: accept attention computed in float16 or bfloat16, whose rows sum to 1 only within the dtype's
+        epsilon, or which comes of rounded scores.
+    :param on_padding: called once, before layer 0, with bool of shape (B, N), true where a token is padding.
+    :return: the model's output, as the same call of it returns it. At padding it may differ: ``nn.TransformerEncoder``
+        puts zeros there when it packs its inputs as nested tensors, which it does not do here.
     :raises CaptureError: one of its subclasses in :mod:`dobnb.errors`, each of which says what to do.
     """
     _check_model(model)
-    named = named_inputs(model, inputs)
-    if isinstance(model, PreTrainedModel):
-        _check_switches(model, named)
-    run = _Run(type(model).__name__, sink, allow_half, _check_images(model, named), _check_text(model, named))
+    run = _Run(type(model).__name__, sink, allow_half, on_padding)
+    run.images = _check_inputs(model, named_inputs(model, inputs))
+
+    def called(inner: PreTrainedModel, named: Mapping[str, Any]) -> None:
+        run.images = _check_inputs(inner, named)
+
     args, kwargs = as_arguments(inputs)
-    with _switching, exposed(model, run.take) as check, torch.no_grad():
+    with _switching, exposed(model, run.take, called) as check, torch.no_grad():
         output = model(*args, **kwargs)
         check()
     return output
@@ -109,6 +130,14 @@ def _check_model(model: Any) -> None:
             raise CompiledModelError(f"{name} is compiled, and compiled code calls no sink; pass the model as it was")
         if module.training:
             raise TrainingModeError(f"{name} is in training mode, where dropout changes attention; call model.eval()")
+
+
+def _check_inputs(model: nn.Module, named: Mapping[str, Any]) -> int | None:
+    """Refuse what a model would misread; how many images there are, if there are any."""
+    if isinstance(model, PreTrainedModel):
+        _check_switches(model, named)
+        _check_text(model, named)
+    return _check_images(model, named)
 
 
 def _check_switches(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
@@ -132,11 +161,11 @@ def _check_images(model: nn.Module, named: Mapping[str, Any]) -> int | None:
     return len(images)
 
 
-def _check_text(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
-    """Which tokens are not padding, bool (B, N), if the inputs are token ids with a mask."""
+def _check_text(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
+    """Token ids have to fit the model's positions, and a mask has to say which are padding."""
     ids, mask = named.get("input_ids"), named.get("attention_mask")
-    if not isinstance(model, PreTrainedModel) or not isinstance(ids, Tensor) or ids.ndim != 2:
-        return None
+    if not isinstance(ids, Tensor) or ids.ndim != 2:
+        return
     positions = _positions(model)
     if positions is not None and ids.shape[1] > positions:
         raise LengthError(
@@ -149,12 +178,6 @@ def _check_text(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
             f"the inputs hold the padding id {pad} and there is no attention_mask, so padding would take part; "
             "pass the tokenizer's mask, or ones if nothing is padding"
         )
-    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
-        return None
-    empty = (~mask.bool().any(-1)).nonzero()
-    if len(empty):
-        raise MaskedRowError(f"input {empty[0].item()} of the batch is padding alone; leave it out")
-    return mask.bool()
 
 
 def _positions(model: PreTrainedModel) -> int | None:
@@ -173,11 +196,14 @@ def _positions(model: PreTrainedModel) -> int | None:
 class _Run:
     """One call of :func:`stream_attention`: what its weights are held against, and where they go."""
 
-    def __init__(self, model: str, sink: Sink, allow_half: bool, images: int | None, real: Tensor | None) -> None:
+    def __init__(
+        self, model: str, sink: Sink, allow_half: bool, on_padding: Callable[[Tensor], None] | None
+    ) -> None:
         self.model, self.sink, self.allow_half = model, sink, allow_half
-        self.images, self.real = images, real
+        self.on_padding = on_padding
+        self.images: int | None = None
         self.layers = 0
-        self.tokens: tuple[int, int] | None = None
+        self.padding: Tensor | None = None
         self.mask: Tensor | None = None
 
     def take(self, weights: Tensor, mask: Tensor | None) -> None:
@@ -188,44 +214,71 @@ class _Run:
                 f"layer {layer}: attention has shape {tuple(weights.shape)}, not (B, H, N, N); compressed or cached "
                 "keys make no Markov chain on one set of tokens; run whole inputs, on a model with full attention"
             )
-        tokens = (weights.shape[0], weights.shape[-1])
-        if self.images not in (None, tokens[0]):
+        batch, tokens = weights.shape[0], weights.shape[-1]
+        if self.images not in (None, batch):
             raise WindowedAttentionError(
-                f"layer {layer}: there are {tokens[0]} attention matrices a head for {self.images} images, so "
+                f"layer {layer}: there are {batch} attention matrices a head for {self.images} images, so "
                 f"{self.model} attends within windows; choose a model with global attention"
             )
-        if self.tokens not in (None, tokens):
+        if self.padding is not None and self.padding.shape != (batch, tokens):
             raise CompressedAttentionError(
-                f"layer {layer}: attention is on {tokens[1]} tokens, on {self.tokens[1]} before, so tokens are merged "
-                "or dropped on the way; choose a model that keeps them"
+                f"layer {layer}: attention is on {tokens} tokens, on {self.padding.shape[1]} before, so tokens are "
+                "merged or dropped on the way; choose a model that keeps them"
             )
-        self.tokens = tokens
-        if mask is not None and mask is not self.mask:  # layers mostly share one mask
-            _check_mask(mask, self.real)
-            self.mask = mask
+        self._take_mask(layer, mask, batch, tokens, weights.device)
         _check_weights(weights, layer, self.allow_half)
         self.sink(layer, weights)
 
+    def _take_mask(self, layer: int, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> None:
+        """Find the padding in a layer's mask, which has to be that of layer 0."""
+        if self.padding is not None and mask is self.mask:  # layers mostly share one mask
+            return
+        if mask is None:
+            padding = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
+        else:
+            padding = _padding(mask).expand(batch, tokens)
+        self.mask = mask
+        if self.padding is None:
+            self.padding = padding
+            if self.on_padding is not None:
+                self.on_padding(padding)
+        elif not torch.equal(padding, self.padding):
+            i, token = (padding != self.padding).nonzero()[0].tolist()
+            raise PaddingError(
+                f"layer {layer}: the mask hides token {token} of input {i} from all in one layer and not in another, "
+                "so the layers are on different tokens; pass every layer the same padding mask"
+            )
 
-def _check_mask(mask: Tensor, real: Tensor | None) -> None:
-    """Softmax makes a row that is masked throughout uniform, on padding and the future too: only padding may be so."""
-    masked = ~mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) <= torch.finfo(mask.dtype).min
-    if real is not None and real.shape[-1] == mask.shape[-2]:
-        masked = masked & real.unsqueeze(1)
-    found = masked.nonzero()
+
+def _padding(mask: Tensor) -> Tensor:
+    """Which tokens no token may see, (B, N), or (1, N) where inputs share the mask.
+
+    Softmax makes a row that is masked throughout uniform, on padding and the future too: only padding may have one.
+    """
+    seen = mask if mask.dtype == torch.bool else mask > LOWEST
+    seen = seen[(None,) * (4 - seen.ndim)]
+    padding = ~seen.any(-2).any(1)
+    blind = ~seen.any(-1) & ~padding.unsqueeze(1)
+    found = padding.all(-1).nonzero()
+    if len(found):
+        raise MaskedRowError(f"input {found[0].item()} of the batch is padding alone; leave it out")
+    found = blind.nonzero()
     if len(found):
         raise MaskedRowError(
             f"the mask leaves token {found[0, -1].item()} of input {found[0, 0].item()} nothing to attend to; "
             "let every token that is no padding see itself at least"
         )
+    return padding
 
 
 def _check_weights(weights: Tensor, layer: int, allow_half: bool) -> None:
     half = weights.dtype in (torch.float16, torch.bfloat16)
-    if half and not allow_half:
+    rounded = half or torch.is_autocast_enabled(weights.device.type)  # scores in half, though softmax may not be
+    if rounded and not allow_half:
         raise HalfPrecisionError(
-            f"layer {layer}: attention is {weights.dtype}, whose rows do not sum to 1 closely enough; "
-            "call model.float() and leave autocast off, or pass allow_half=True"
+            f"layer {layer}: attention is {weights.dtype if half else 'computed under autocast'}, too coarse for rows "
+            "to sum to 1 or verdicts to hold; call model.float() and leave autocast off (stream_attention alone takes "
+            "it, with allow_half=True)"
         )
     tolerance = torch.finfo(weights.dtype).eps if half else TOLERANCE
     # The sum in float32 costs an eighth of one in float64 and is off by less than 5e-6, so it settles what is no
@@ -233,14 +286,7 @@ def _check_weights(weights: Tensor, layer: int, allow_half: bool) -> None:
     if not half and bool(((weights.sum(-1) - 1).abs() <= tolerance).all()):
         return
     sums = weights.sum(-1, dtype=torch.float64)
-    finite = torch.isfinite(sums)
-    if not bool(finite.all()):
-        batch, head, row = (~finite).nonzero()[0].tolist()
-        if bool(finite[batch, head].any()):
-            raise MaskedRowError(
-                f"layer {layer}: row {row} of input {batch}, head {head}, is not finite while others are: its mask "
-                "leaves that token nothing to attend to; let it see itself at least"
-            )
+    if not bool(torch.isfinite(sums).all()):
         raise NotFiniteError(f"layer {layer}: attention is NaN or infinite; check the inputs, the mask and the weights")
     off = (sums - 1).abs().max().item()
     if off > tolerance:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dobnb import __version__
-from dobnb.errors import DobnbError
+from dobnb.errors import DobnbError, one_line
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def _models(arguments: argparse.Namespace) -> int:
 
     rows = [("name", "layers", "heads", "tokens", "weights", "source")]
     for card in MODELS.values():
-        where = "cached" if is_cached(card.name) else "not fetched" if card.embedded else "hub"
+        where = "cached" if is_cached(card.name) else "not fetched" if card.embedded else "hub, not cached"
         rows.append((card.name, str(card.layers), str(card.heads), str(card.tokens), where, card.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -57,18 +57,29 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
+    from dobnb import untrained
     from dobnb.inputs import read_inputs
-    from dobnb.measurement import prepare
+    from dobnb.measurement import MeasurementError, prepare
     from dobnb.runs import check_folder, run
 
-    out = arguments.out
-    check_folder(out)
+    out, draws = arguments.out, arguments.untrained
+    if draws and (arguments.matrices or arguments.shard != (1, 1)):
+        raise MeasurementError("--untrained takes neither --shard nor --matrices; leave them out")
+    (untrained.check_folder if draws else check_folder)(out)
     inputs = read_inputs(
         arguments.inputs, arguments.name, arguments.n,
-        size=arguments.size, length=arguments.length, revision=arguments.revision,
+        size=arguments.size, length=arguments.length, revision=arguments.revision, untrained=draws is not None,
     )  # fmt: skip
     for name, why in inputs.left_out:
-        _say(f"left out: {name}: {why}")
+        _say(one_line(f"left out: {name}: {why}"))
+    if draws:
+        record = untrained.measure_untrained(
+            arguments.name, inputs, draws, out, batch_size=arguments.batch_size, device=arguments.device,
+            revision=arguments.revision, scheduler=arguments.scheduler, progress=_progress(), tell=_say,
+        )  # fmt: skip
+        found = f"{draws} untrained draws of {arguments.name} on {record['n']} inputs"
+        print(f"{found}: {out / untrained.FILE}; `dobnb show {out}` prints it")
+        return 0
     job = prepare(
         arguments.name, inputs, batch_size=arguments.batch_size, device=arguments.device, revision=arguments.revision,
         load_on="cpu" if arguments.scheduler else None,
@@ -133,9 +144,16 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from dobnb import untrained
     from dobnb.measurement import Measurement, failures, table
 
-    found = [Measurement.load(path) for path in arguments.files]
+    files = [path / untrained.FILE if (path / untrained.FILE).exists() else path for path in arguments.files]
+    if nulls := [untrained.read_null(path) for path in files if path.name.startswith("untrained")]:
+        print("Untrained, % of inputs and layers, mean and deviation over draws")
+        print(untrained.null_table(nulls).to_string())
+    found = [Measurement.load(path) for path in files if not path.name.startswith("untrained")]
+    if not found:
+        return 0
     print("As the paper's Table 1")
     print(table(found).to_string())
     print("\nInputs that fail, as the paper's Table 4")
@@ -152,11 +170,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def _train_ft_transformer(arguments: argparse.Namespace) -> int:
     import torch
 
-    from dobnb.ft_transformer import evaluate, save_evaluation, train
+    from dobnb.ft_transformer import evaluate, train
     from dobnb.tables import baselines, load_table
+    from dobnb.training import save_evaluation
 
     table = load_table(arguments.data, data_home=arguments.data_home, split=arguments.split, target=arguments.target)
     sizes = ", ".join(f"{len(rows)} {part}" for part, rows in table.y.items())
@@ -182,6 +201,29 @@ def _train(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _train_vit(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from dobnb.small_vit import evaluate, train
+    from dobnb.training import save_evaluation
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    seeds, objectives = (list(dict.fromkeys(given)) for given in (arguments.seeds, arguments.objective))
+    for objective in objectives:
+        for seed in seeds:
+            name = f"{objective}, seed {seed}"
+            record = train(
+                objective, seed, arguments.out / objective / f"seed_{seed}", epochs=arguments.epochs,
+                report=lambda line, name=name: print(f"{name}  {line}", flush=True),
+            )  # fmt: skip
+            print(f"{name}  test {record['metric']} {record['test']:.4f}", flush=True)
+    out = arguments.out / "evaluation.json"
+    save_evaluation(evaluate(arguments.out, seeds, objectives, arguments.untrained, report=_say), out)
+    print(f"attention of trained and untrained models: {out}")
+    return 0
+
+
 def _book(arguments: argparse.Namespace) -> int:
     from dobnb import book
 
@@ -190,6 +232,8 @@ def _book(arguments: argparse.Namespace) -> int:
         book.book(root)
     elif arguments.step == "html":
         book.html(root)
+    elif arguments.step == "pdf":
+        book.pdf(root)
     elif arguments.step == "run":
         overrides = {name: _literal(value) for name, value in arguments.parameters}
         book.run(root, arguments.profile, arguments.only, overrides)
@@ -274,11 +318,15 @@ def parser() -> argparse.ArgumentParser:
     )
     measure.add_argument(
         "--inputs", default="embedded", metavar="SOURCE",
-        help="a folder of images, a text file, imagenette, wikitext-2, or embedded (default)",
+        help="a folder of images, a text file, imagenette, wikitext-2, random (word pieces), or embedded (default)",
     )  # fmt: skip
     measure.add_argument("--n", type=_count, help="number of inputs (default: all there are; 32 embedded ones)")
     measure.add_argument("--size", type=_count, help="side of the images in pixels (default: the model's own)")
     measure.add_argument("--length", type=_count, help="word pieces a text (default: 126)")
+    measure.add_argument(
+        "--untrained", type=_count, metavar="K",
+        help="measure K draws of the architecture with random weights instead; the paper's models need no hub for it",
+    )  # fmt: skip
     measure.add_argument("--batch-size", type=_count, default=16, help="inputs at a time (default: %(default)s)")
     measure.add_argument("--device", default="cpu", help="where torch computes (default: %(default)s)")
     measure.add_argument("--revision", help="branch, tag or commit of a hub model (default: the hub's)")
@@ -303,27 +351,33 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("second", type=Path, metavar="FILE")
     compare.set_defaults(command=_compare)
 
-    train = commands.add_parser(
-        "train",
-        help="train FT-Transformer on a table",
-        description="Interrupted or killed, the same command goes on where it was, to the same weights.",
-    )
-    train.add_argument("model", choices=["ft-transformer"])
-    train.add_argument(
+    goes_on = "Interrupted or killed, the same command goes on where it was, to the same weights."
+    train = commands.add_parser("train", help="train a model, and measure its attention", description=goes_on)
+    trained = train.add_subparsers(required=True, metavar="MODEL")
+    table = trained.add_parser("ft-transformer", help="FT-Transformer on a table", description=goes_on)
+    table.add_argument(
         "--data", required=True, metavar="NAME|FILE", help="california, higgs, diabetes, or a .csv or .npz file"
     )
-    train.add_argument("--data-home", type=Path, metavar="FOLDER", help="where scikit-learn keeps its downloads")
-    train.add_argument("--split", type=Path, metavar="FOLDER", help="row numbers: train.npy, val.npy, test.npy")
-    train.add_argument("--target", metavar="COLUMN", help="of a .csv (default: the last)")
-    train.add_argument("--blocks", type=_count, default=3, help="1 to 6 (default: %(default)s)")
-    train.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run each (default: 0)")
-    train.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
-    train.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
-    train.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="(default: %(default)s)")
-    train.add_argument("--untrained", type=_count, default=20, help="models of the null (default: %(default)s)")
-    train.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
-    train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
-    train.set_defaults(command=_train)
+    table.add_argument("--data-home", type=Path, metavar="FOLDER", help="where scikit-learn keeps its downloads")
+    table.add_argument("--split", type=Path, metavar="FOLDER", help="row numbers: train.npy, val.npy, test.npy")
+    table.add_argument("--target", metavar="COLUMN", help="of a .csv (default: the last)")
+    table.add_argument("--blocks", type=_count, default=3, help="1 to 6 (default: %(default)s)")
+    table.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
+    table.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
+    table.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="(default: %(default)s)")
+    table.set_defaults(command=_train_ft_transformer)
+    vit = trained.add_parser("vit", help="a small vision transformer on digits", description=goes_on)
+    vit.add_argument(
+        "--objective", choices=["labels", "masked"], nargs="+", default=["labels", "masked"],
+        help="name the digit, or reconstruct hidden patches (default: one after the other)",
+    )  # fmt: skip
+    vit.add_argument("--epochs", type=_count, default=60, help="(default: %(default)s)")
+    vit.set_defaults(command=_train_vit)
+    for one in (table, vit):
+        one.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run each (default: 0)")
+        one.add_argument("--untrained", type=_count, default=20, help="models of the null (default: %(default)s)")
+        one.add_argument("--threads", type=_count, help="of torch (default: its own choice)")
+        one.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder a seed goes there")
 
     afresh = "Without a step: execute every chapter afresh into _build/, and render."
     book = commands.add_parser("book", help="execute and render the book", description=afresh)
@@ -337,6 +391,7 @@ def parser() -> argparse.ArgumentParser:
         help="override one parameter; the notebook then goes to runs/",
     )  # fmt: skip
     steps.add_parser("html", help="render the committed notebooks, without executing them")
+    steps.add_parser("pdf", help="print the committed notebooks as one PDF, with Chromium")
     steps.add_parser("check", help="compare the notebooks with their text; exit 1 if they differ")
     return top
 
@@ -348,7 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.command(arguments)
     except (DobnbError, OSError) as error:
-        print(f"dobnb: error: {error}", file=sys.stderr)
+        print(f"dobnb: error: {one_line(str(error))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"dobnb: error: {error}; install the extras: pip install -e '.[book,test]'", file=sys.stderr)

@@ -5,6 +5,15 @@ class DobnbError(Exception):
     """A problem that a user can mend. The message is one line: what happened, why, and what to do."""
 
 
+def one_line(text: str) -> str:
+    r"""`text` as it may be printed on a terminal: what is not printable, such as an escape character, is spelt out.
+
+    >>> one_line("two\tcolumns")
+    'two\\tcolumns'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 class CaptureError(DobnbError):
     """A model's attention cannot be streamed, or what it gave is not an attention matrix on the input's tokens."""
 
@@ -33,12 +42,20 @@ class CompressedAttentionError(CaptureError):
     """Linear, compressed or cached attention has no square matrix on the tokens. Choose a model with full softmax."""
 
 
+class NoAttentionError(CaptureError):
+    """No layer gave self-attention: it is of another kind, or attends to another sequence. Choose another model."""
+
+
+class AmbiguousAttentionError(CaptureError):
+    """To its own tokens or to another sequence? It cannot be told. Name the module ``self_attn`` or ``cross_attn``."""
+
+
 class LayerCountError(CaptureError):
     """Fewer or more layers gave attention than the model has: some layer has an attention of another kind."""
 
 
 class HalfPrecisionError(CaptureError):
-    """Rows in half precision do not sum to 1 closely enough. Call ``model.float()`` or pass ``allow_half=True``."""
+    """Attention in half precision or under autocast is too coarse. Call ``model.float()`` and leave autocast off."""
 
 
 class NotFiniteError(CaptureError):
@@ -54,7 +71,7 @@ class MaskedRowError(CaptureError):
 
 
 class PaddingError(CaptureError):
-    """There are padding ids and no attention mask, so the padding takes part. Pass the tokenizer's mask."""
+    """Padding takes part, or layers disagree on what it is. Pass the tokenizer's mask, or one that the model heeds."""
 
 
 class LengthError(CaptureError):

@@ -7,10 +7,6 @@ its parameter groups (Gorishniy et al., *Revisiting deep learning models for tab
 from __future__ import annotations
 
 import json
-import math
-import os
-import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +16,33 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from filelock import FileLock, Timeout
 from rtdl_revisiting_models import FTTransformer
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from dobnb import provenance
 from dobnb.capture import stream_attention
 from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
-from dobnb.errors import DobnbError
 from dobnb.files import write_text
-from dobnb.kernel import mean_of_heads
 from dobnb.tables import Prepared, Table, baselines, prepare, score
+from dobnb.tallies import layer_tallies
+from dobnb.training import (
+    SCHEMA,
+    TrainingError,
+    alone_in,
+    check_finite,
+    check_same,
+    check_seed,
+    load_tensors,
+    read_record,
+    restore,
+    save_tensors,
+    short,
+    snapshot,
+    state,
+    with_digest,
+)
+from dobnb.untrained import against_null as beside_null
 
 LEARNING_RATE = 1e-4
 WEIGHT_DECAY = 1e-5
@@ -51,13 +60,8 @@ UNTRAINED_SEED = 10_000
 BLOCKS = range(1, 7)
 """Depths for which the reference has default arguments."""
 _DEPTHS = "FT-Transformer has default arguments for 1 to 6"
-SCHEMA = 1
 Precision = Literal["float32", "bfloat16"]
 PACKAGES = ("dobnb", "numpy", "pandas", "rtdl-revisiting-models", "safetensors", "scikit-learn", "scipy", "torch")
-
-
-class TrainingError(DobnbError):
-    """Training cannot start, cannot go on, or a run cannot be read."""
 
 
 def build(table: Table, blocks: int, seed: int) -> FTTransformer:
@@ -147,8 +151,7 @@ def train(
             raise TrainingError(f"{name} is {value}; it must be at least 1")
     if blocks not in BLOCKS:
         raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
-    if not 0 <= seed < 2**32:
-        raise TrainingError(f"seed is {seed}; it must be from 0 to 2**32 - 1")
+    check_seed(seed)
     if precision not in ("float32", "bfloat16"):
         raise TrainingError(f"precision is {precision!r}; pass float32 or bfloat16")
     settings = {
@@ -164,14 +167,8 @@ def train(
         "precision": precision,
     }
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            for left in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
-                left.unlink()
-            return _train(table, settings, folder, report)
-    except Timeout:
-        raise TrainingError(f"another process trains in {folder.name}; wait for it, or pass another folder") from None
+    with alone_in(folder):
+        return _train(table, settings, folder, report)
 
 
 def _train(
@@ -181,7 +178,7 @@ def _train(
     finished, checkpoint = folder / "record.json", folder / "checkpoint.safetensors"
     if finished.exists():
         record = read_record(finished)
-        _same(settings, record["settings"], folder)
+        check_same(settings, record["settings"], folder)
         checkpoint.unlink(missing_ok=True)  # a process may have been killed before its last step
         return record
     blocks, seed = settings["blocks"], settings["seed"]
@@ -201,23 +198,23 @@ def _train(
         }
         if checkpoint.exists():
             tensors, about = load_tensors(checkpoint)
-            _same(settings, about["settings"], folder)
-            best = _restore(tensors, model, optimizer)
+            check_same(settings, about["settings"], folder)
+            best = restore(tensors, model, optimizer)
         else:
-            save_tensors(folder / _snapshot(0), model.state_dict(), {"settings": settings, "epoch": 0})
+            save_tensors(folder / snapshot(0), model.state_dict(), {"settings": settings, "epoch": 0})
         history = about["history"]
         stopping = _Stopping(history["val"], table.metric, settings["patience"], settings["max_epochs"])
         while stopping.left() > 0:
             clock, epoch = time.monotonic(), len(history["val"]) + 1
             history["loss"].append(_epoch(model, optimizer, table, prepared, settings, epoch))
             history["val"].append(score(table, "val", predict(model, prepared.X["val"], prepared, table)))
-            _check_finite(history["val"][-1], f"the validation {table.metric} is {history['val'][-1]} in epoch {epoch}")
+            check_finite(history["val"][-1], f"the validation {table.metric} is {history['val'][-1]} in epoch {epoch}")
             history["seconds"].append(round(time.monotonic() - clock, 2))
             if stopping.best() == epoch:
                 best = {name: value.clone() for name, value in model.state_dict().items()}
             if epoch & (epoch - 1) == 0:
-                save_tensors(folder / _snapshot(epoch), model.state_dict(), {"settings": settings, "epoch": epoch})
-            save_tensors(checkpoint, _state(model, optimizer, best), about)
+                save_tensors(folder / snapshot(epoch), model.state_dict(), {"settings": settings, "epoch": epoch})
+            save_tensors(checkpoint, state(model, optimizer, best), about)
             if report is not None:
                 report(stopping.line(history))
 
@@ -268,16 +265,11 @@ def _epoch(
             output = model(X[rows], None).squeeze(-1)
         loss = loss_of(output.float(), y[rows])
         value = loss.item()
-        _check_finite(value, f"the loss is {value} in epoch {epoch}, step {step}")
+        check_finite(value, f"the loss is {value} in epoch {epoch}, step {step}")
         loss.backward()
         optimizer.step()
         losses.append(value)
     return sum(losses) / len(losses)
-
-
-def _check_finite(value: float, what: str) -> None:
-    if not math.isfinite(value):
-        raise TrainingError(f"{what}: training has diverged; look at the features, or start again with another seed")
 
 
 @dataclass(frozen=True)
@@ -310,93 +302,6 @@ class _Stopping:
             f"{recent[-1]:.1f} s  "
             f"{self.left()} epochs left ({seconds // 60} min {seconds % 60:02d} s) unless it improves"
         )
-
-
-def _state(
-    model: FTTransformer, optimizer: torch.optim.Optimizer, best: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """All that the next epoch depends on. The optimizer's part goes by the parameters' names: the order in which the
-    reference groups them differs from process to process."""
-    state = {f"model.{name}": value for name, value in model.state_dict().items()}
-    state |= {f"best.{name}": value for name, value in best.items()}
-    for name, parameter in model.named_parameters():
-        state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
-    return state | {"generator": torch.get_rng_state()}
-
-
-def _restore(
-    tensors: Mapping[str, Tensor], model: FTTransformer, optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor]:
-    """Undo :func:`_state`; the best weights are returned."""
-
-    def under(prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-    model.load_state_dict(under("model."))
-    for name, parameter in model.named_parameters():
-        optimizer.state[parameter] = under(f"optimizer.{name}.")
-    torch.set_rng_state(tensors["generator"])
-    return under("best.")
-
-
-def _snapshot(epoch: int) -> str:
-    return f"epoch_{epoch:04d}.safetensors"
-
-
-def _same(settings: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
-    wrong = sorted(key for key in {*settings, *found} if settings.get(key) != found.get(key))
-    if wrong:
-        raise TrainingError(
-            f"{folder.name} holds a run with another {' and '.join(wrong)}; pass another folder, or delete that run"
-        )
-
-
-# Files --------------------------------------------------------------------------------------------------------------
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors and what is known of them, as JSON in the header, to a safetensors file: whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(descriptor)
-    try:
-        header = {"about": json.dumps(about, allow_nan=False)}
-        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=header)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`save_tensors` wrote.
-
-    :raises TrainingError: the file is missing, damaged, or another kind of file.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["about"])
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118, it is no dict
-    except FileNotFoundError:
-        raise TrainingError(f"{path.name} does not exist; train first") from None
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise TrainingError(f"{path.name} is damaged or not ours ({error}); delete it to start again") from None
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Read the ``record.json`` of a finished run.
-
-    :raises TrainingError: the file is missing, no JSON, or of another schema.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TrainingError(f"{path.name} does not exist; train first") from None
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path.name} is damaged ({error}); delete it to start again") from None
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise TrainingError(f"{path.name} is not a record of schema {SCHEMA}; train again to write one")
-    return record
 
 
 def load_trained(table: Table, path: str | Path) -> FTTransformer:
@@ -437,9 +342,9 @@ def measure_rows(model: FTTransformer, X: np.ndarray) -> dict[str, Any]:
     totals: dict[int, Tensor] = {}
 
     def sink(layer: int, weights: Tensor) -> None:
-        averaged = torch.from_numpy(mean_of_heads(weights.contiguous().numpy()))
-        on["all"].setdefault(layer, []).append(check_equality(averaged))
-        on["features"].setdefault(layer, []).append(check_equality(averaged, tokens=content))
+        _, averaged, reports = layer_tallies(weights.contiguous(), content, heads=False)
+        on["features"].setdefault(layer, []).append(reports["content"])
+        on["all"].setdefault(layer, []).append(reports["all"])
         totals[layer] = totals.get(layer, 0) + averaged.sum(0)
 
     for rows in torch.from_numpy(X).split(ROWS_AT_A_TIME):
@@ -460,15 +365,15 @@ def measure_rows(model: FTTransformer, X: np.ndarray) -> dict[str, Any]:
             "held": [int(one.sum()) for one in held],
             "kappa": [_quantiles(values(name, layer, "kappa")) for layer in layers],
             "margin": [_quantiles(one) for one in margins],
-            "failing_gap": [_short(one.median()) if len(one) else None for one in gaps],
+            "failing_gap": [short(one.median()) if len(one) else None for one in gaps],
             "near_ties": [int((one < NEAR_TIE).sum()) for one in margins],
             "averaged": {
                 "holds": averaged[name].holds.tolist(),
-                **{what: [_short(v) for v in getattr(averaged[name], what)] for what in ("kappa", "margin")},
-                "gap": [_short(value) for value in averaged[name].relative_gap],
+                **{what: [short(v) for v in getattr(averaged[name], what)] for what in ("kappa", "margin")},
+                "gap": [short(value) for value in averaged[name].relative_gap],
             },
         }
-    found["attention"] = [[[_short(entry) for entry in row] for row in matrix] for matrix in whole]
+    found["attention"] = [[[short(entry) for entry in row] for row in matrix] for matrix in whole]
     found["pairs"] = []
     for layer in layers:
         codes = values("features", layer, "pair") @ torch.tensor([features, 1])
@@ -478,14 +383,9 @@ def measure_rows(model: FTTransformer, X: np.ndarray) -> dict[str, Any]:
     return found
 
 
-def _short(value: Tensor) -> float:
-    """Six significant digits, enough for people and for a file."""
-    return float(f"{float(value):.6g}")
-
-
 def _quantiles(values: Tensor) -> list[float]:
     """5%, median and 95%."""
-    return [_short(value) for value in values.quantile(values.new_tensor([0.05, 0.5, 0.95]))]
+    return [short(value) for value in values.quantile(values.new_tensor([0.05, 0.5, 0.95]))]
 
 
 def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: int = 20) -> dict[str, Any]:
@@ -524,7 +424,7 @@ def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: 
         raise TrainingError("there are no seeds; pass those of finished runs")
     shared = {key: value for key, value in runs[0]["settings"].items() if key != "seed"}
     for record in runs:
-        _same(shared, {key: value for key, value in record["settings"].items() if key != "seed"}, Path(folder))
+        check_same(shared, {key: value for key, value in record["settings"].items() if key != "seed"}, Path(folder))
     null = []
     for seed in range(UNTRAINED_SEED, UNTRAINED_SEED + untrained):
         model = build(table, shared["blocks"], seed).eval()
@@ -546,7 +446,7 @@ def evaluate(table: Table, folder: str | Path, seeds: Sequence[int], untrained: 
         "runs": runs,
         "untrained": null,
     }
-    return record | {"digest": _digest(record)}
+    return with_digest(record)
 
 
 def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -558,57 +458,11 @@ def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
     return brief
 
 
-def _digest(record: Mapping[str, Any]) -> str:
-    return provenance.digest(json.dumps(record, sort_keys=True, allow_nan=False).encode())
-
-
-def save_evaluation(record: Mapping[str, Any], path: str | Path) -> None:
-    """Write what :func:`evaluate` returned as JSON, whole or not at all; a list of numbers takes one line."""
-    text = json.dumps(record, indent=1, allow_nan=False)
-    write_text(path, re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
-
-
-def read_evaluation(path: str | Path) -> dict[str, Any]:
-    """Read what :func:`save_evaluation` wrote.
-
-    :raises TrainingError: no such file, no JSON, another schema, or contents that do not match their digest.
-    """
-    record = read_record(Path(path))
-    if record.get("digest") != _digest({key: value for key, value in record.items() if key != "digest"}):
-        raise TrainingError(f"{Path(path).name} does not match its digest: it was changed after it was written")
-    return record
-
-
 def against_null(record: Mapping[str, Any]) -> pd.DataFrame:
     """Trained against untrained models, layer by layer, printable text: like with like, the same tokens and rows.
 
     :param record: what :func:`evaluate` returned.
-    :return: one row a token set and layer, and one for all layers. Shares are in per cent: of every seed, and of the
-        untrained models the mean, the standard deviation and the range over models. kappa and margin are medians over
-        rows, and then over models, in brackets those of the untrained.
+    :return: as :func:`dobnb.untrained.against_null`, of every seed.
     """
-    rows = []
-    runs, null = [_brief(run["attention"]) for run in record["runs"]], record["untrained"]
-    for name in ("features", "all"):
-        of_runs, of_null = (
-            np.array([np.divide(model[name]["held"], model["n"]) for model in models]) * 100 for models in (runs, null)
-        )
-        layers = of_runs.shape[1]
-        for layer in (*range(layers), None):
-            which = slice(None) if layer is None else slice(layer, layer + 1)
-            trained, untrained = of_runs[:, which].mean(1), of_null[:, which].mean(1)
-            row = {
-                "tokens": name,
-                "layer": "all" if layer is None else str(layer + 1),
-                "trained, %": ", ".join(f"{share:.1f}" for share in trained),
-                "untrained, %": f"{untrained.mean():.1f} \N{PLUS-MINUS SIGN} {untrained.std(ddof=1):.1f}",
-                "range": f"{untrained.min():.1f} to {untrained.max():.1f}",
-            }
-            for what in ("kappa", "margin"):
-                medians = [
-                    f"{np.median([model[name][what][layer] for model in models]):.1g}" if layer is not None else ""
-                    for models in (runs, null)
-                ]
-                row[f"{what} (untrained)"] = "{} ({})".format(*medians) if layer is not None else ""
-            rows.append(row)
-    return pd.DataFrame(rows).set_index(["tokens", "layer"])
+    runs = [_brief(run["attention"]) for run in record["runs"]]
+    return beside_null(runs, record["untrained"], ("features", "all"))

@@ -84,31 +84,43 @@ def read_inputs(
     size: int | None = None,
     length: int | None = None,
     revision: str | None = None,
+    untrained: bool = False,
 ) -> Inputs:
     """What `source` names, as the model of that name reads it.
 
-    :param source: ``embedded``, ``imagenette``, ``wikitext-2``, a folder of images or a text file. One of the user's
-        own that has such a name is written ``./embedded``.
+    :param source: ``embedded``, ``imagenette``, ``wikitext-2``, ``random``, a folder of images or a text file. One of
+        the user's own that has such a name is written ``./embedded``.
     :param model: as for :func:`dobnb.models.load_model`.
     :param n: how many; None takes all of a folder, file or dataset, and 32 of what is embedded.
     :param size: side of images in pixels; None is the model's own.
     :param length: word pieces a block of text; None is the paper's 126.
     :param revision: of the model's repository, where its preprocessing or tokenizer comes from.
+    :param untrained: whether the model is one without its weights: of those in :data:`dobnb.models.MODELS` the card's
+        preprocessing is taken then, and no repository is asked.
     :raises InputError: nothing of that name, or it is not what the model reads; and as the functions below.
     :raises ModelError: see :func:`dobnb.models.preprocessing`.
     """
-    how = models.preprocessing(model, revision)
-    if source not in ("embedded", "imagenette", "wikitext-2") and not Path(source).exists():
+    card = models.MODELS.get(model) if untrained else None
+    how = card.preprocessing if card else models.preprocessing(model, revision)
+    if source not in ("embedded", "imagenette", "wikitext-2", "random") and not Path(source).exists():
         raise InputError(
-            f"there is no folder or file {source}; pass one, or embedded, imagenette (images) or wikitext-2 (text)"
+            f"there is no folder or file {source}; pass one, or embedded, imagenette (images), wikitext-2 or random "
+            "(text)"
         )
     if how is None:
         if size is not None:
             raise InputError(f"{model} reads text, which has no size in pixels; pass a length")
         if source == "imagenette":
             raise InputError(f"{model} reads text; pass a text file, embedded or wikitext-2")
-        tokenizer = models.load_tokenizer(model, revision)
         length = models.CONTENT_TOKENS if length is None else length
+        if source == "random":
+            return random_words(model, 32 if n is None else n, length)
+        try:
+            tokenizer = models.load_tokenizer(model, revision)
+        except models.ModelError as error:
+            if card is None:
+                raise
+            raise InputError(f"{error}; or take random word pieces as inputs, which need no tokenizer") from error
         if source == "embedded":
             return docstrings(tokenizer, 32 if n is None else n, length)
         if source == "wikitext-2":
@@ -116,7 +128,7 @@ def read_inputs(
         return text_file(source, tokenizer, n, length)
     if length is not None:
         raise InputError(f"{model} reads images, which have no length in words; pass a size")
-    if source == "wikitext-2":
+    if source in ("wikitext-2", "random"):
         raise InputError(f"{model} reads images; pass a folder of them, embedded or imagenette")
     if source == "embedded":
         return photographs(32 if n is None else n, size or how.size, preprocessing=how)
@@ -312,9 +324,9 @@ def image_folder(
     folder = Path(path)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; pass a folder of images")
-    files = sorted(
-        (file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file()), key=lambda f: f.name
-    )
+    # absolute, since a worker of a cluster may stand in another folder
+    there = (file.absolute() for file in folder.iterdir())
+    files = sorted((file for file in there if file.suffix.lower() in SUFFIXES and file.is_file()), key=lambda f: f.name)
     if not files:
         raise InputError(f"{folder} holds no image; images end in {', '.join(SUFFIXES)}")
     _check_counts(len(files) if n is None else n, size)
@@ -546,20 +558,57 @@ def wikitext(
     return _blocks("WikiText-2, validation", data["text"], tokenizer, n, length)
 
 
+def random_words(model: str, n: int, length: int = models.CONTENT_TOKENS, seed: int = 0) -> Inputs:
+    """Blocks of word pieces drawn uniformly from a model's vocabulary, between its special tokens; no tokenizer needed.
+
+    They are no text: no word is common and hardly one comes twice. The first 1000 ids are left out, among which BERT
+    has special and unused ones, and the last, which is RoBERTa's mask. Row i depends on seed and i alone.
+
+    :param model: a language model of :data:`dobnb.models.MODELS`, whose card says which tokens are special.
+    :raises InputError: another model; n or length below 1, or more tokens than the model reads.
+    """
+    card = models.MODELS.get(model)
+    if card is None or card.special_ids is None or card.limit is None:
+        known = ", ".join(name for name, one in models.MODELS.items() if one.special_ids)
+        raise InputError(f"the vocabulary of {model} is not known here; pass a text, or one of {known}")
+    _check_lengths(n, length, 2, card.limit)
+    vocabulary = models.config_of(card).vocab_size
+    rows = []
+    for i in range(n):
+        # Python promises that random() gives the same numbers in every version; its other methods it does not.
+        draw = random.Random(f"{seed} {i}")
+        rows.append([1000 + int(draw.random() * (vocabulary - 1001)) for _ in range(length)])
+    start, stop = ([one] for one in card.special_ids)
+    return _text(f"{n} x {length} random word pieces, seed {seed}", torch.tensor(rows, dtype=torch.int32), start, stop)
+
+
+def _check_lengths(n: int | None, length: int, special: int, limit: int) -> None:
+    if length < 1 or (n is not None and n < 1):
+        raise InputError(f"n is {n} and length is {length}; both are at least 1")
+    if length + special > limit:
+        raise InputError(
+            f"{length} word pieces and {special} special tokens are {length + special}, more than the {limit} that the "
+            f"model reads; pass a length of at most {limit - special}"
+        )
+
+
+def word_pieces(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[str]:
+    """The pieces of a text as they read, one an id; a space before the first piece of a word.
+
+    :param tokenizer: one that marks what continues a word with ``##``, or byte by byte what begins one.
+    """
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    if "##s" in tokenizer.get_vocab():
+        return [piece[2:] if piece.startswith("##") else f" {piece}" for piece in pieces]
+    return [tokenizer.convert_tokens_to_string([piece]) for piece in pieces]
+
+
 def _blocks(
     what: str, lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int | None, length: int
 ) -> Inputs:
     """Cut lines into blocks of `length` tokens; no more lines are read than it takes."""
-    if length < 1 or (n is not None and n < 1):
-        raise InputError(f"n is {n} and length is {length}; both are at least 1")
     start, stop = _around(tokenizer)
-    tokens = length + len(start) + len(stop)
-    if tokens > tokenizer.model_max_length:
-        raise InputError(
-            f"{length} word pieces and {len(start) + len(stop)} special tokens are {tokens}, more than the "
-            f"{tokenizer.model_max_length} that the model reads; pass a length of at most "
-            f"{tokenizer.model_max_length - len(start) - len(stop)}"
-        )
+    _check_lengths(n, length, len(start) + len(stop), tokenizer.model_max_length)
     pieces: list[np.ndarray] = []
     have = 0
     for line in lines:
@@ -584,6 +633,12 @@ def _blocks(
             "ask for fewer, or shorter ones"
         )
     blocks = torch.from_numpy(np.concatenate(pieces)[: count * length].reshape(count, length))
+    return _text(f"{count} x {length} word pieces of {what}", blocks, start, stop)
+
+
+def _text(name: str, blocks: Tensor, start: list[int], stop: list[int]) -> Inputs:
+    """Inputs out of the ids of blocks, int32, shape (n, length), with special tokens before and after each."""
+    n, length = blocks.shape
     settings = {"kind": "text", "length": length, "start": start, "stop": stop}
     digest = provenance.digest(json.dumps(settings).encode(), blocks.numpy().astype("<i4").tobytes())
 
@@ -593,7 +648,7 @@ def _blocks(
         ids = torch.cat([special[0], some, special[1]], 1)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    return Inputs(f"{count} x {length} word pieces of {what}", digest, count, batch)
+    return Inputs(name, digest, n, batch)
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

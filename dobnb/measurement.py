@@ -12,9 +12,11 @@ measured anywhere, adds to the others without changing a bit; :mod:`dobnb.runs` 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -29,12 +31,22 @@ from torch import Tensor, nn
 from dobnb import models, provenance
 from dobnb.dobrushin import ATTAINS, doeblin_bound, leave_one_out
 from dobnb.equality import NEAR_TIE, check_equality
-from dobnb.errors import DobnbError
+from dobnb.errors import DobnbError, one_line
 from dobnb.files import write_text
 from dobnb.inputs import Inputs
 from dobnb.stochastic import restrict
 from dobnb.tallies import MOST_BLOCKS, MOST_INPUTS, Tallies, tally_block
-from dobnb.tokens import CONTENT, PADDING, ModelInputs, token_roles
+from dobnb.tokens import (
+    CONTENT,
+    PADDING,
+    ModelInputs,
+    arguments_of,
+    lacks_special_tokens,
+    name_special_tokens,
+    token_names,
+    token_roles,
+)
+from dobnb.wording import failing_layers, percent, score
 
 SCHEMA = 2
 """Of the JSON file; the book's page on it says what each field is."""
@@ -106,6 +118,27 @@ class Measurement:
     def __radd__(self, other: Any) -> Measurement:
         return self if other == 0 else NotImplemented  # so that sum() of several works
 
+    def carrier_roles(self) -> list[tuple[str, ...]]:
+        """The roles of each layer's carriers, each role once: several where tokens of different roles tie, so that no
+        role carries the layer; none where no token has a positive leave-one-out score.
+
+        :raises MeasurementError: there are no averaged matrices.
+        """
+        if "carriers" not in self.averaged:
+            raise MeasurementError(f"there are no carriers: {self.averaged['left_out']}")
+        roles = self.averaged["roles"]
+        return [tuple(dict.fromkeys(roles[token] for token in tokens)) for tokens in self.averaged["carriers"]]
+
+    def median_gap(self, kind: str = "content", least: int = 20) -> float | None:
+        """The median relative gap of the input-layer pairs that fail, all layers together (paper, Figure 4).
+
+        :param kind: the tokens, ``content`` or ``all``.
+        :param least: fewer failures than that give no median; the paper takes 20.
+        :return: a share of kappa/2; None where fewer than `least` pairs fail.
+        """
+        gaps = [gap for layer in self.per_input[f"{kind}_failing_gaps"] for gap in layer]
+        return float(np.median(gaps)) if len(gaps) >= least else None
+
     def save(self, path: str | Path) -> None:
         """Write the measurement as JSON, readable without this package; the file is whole or absent."""
         data = {name: getattr(self, name) for name in _saved()}
@@ -122,7 +155,7 @@ class Measurement:
         path = Path(path)
         path = path / "result.json" if path.is_dir() else path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
         except FileNotFoundError:
             raise MeasurementError(f"{path} does not exist; `dobnb measure` writes one") from None
         except (OSError, ValueError, RecursionError) as error:
@@ -136,6 +169,10 @@ class Measurement:
         if not _is_whole(data):
             raise MeasurementError(f"{path.name} is damaged: its lists do not have one entry a layer; measure again")
         return cls(**{name: data[name] for name in names})
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"it holds {constant}, which no measurement has")
 
 
 def _saved() -> list[str]:
@@ -180,7 +217,7 @@ def _is_whole(data: dict[str, Any]) -> bool:
             return False
     if heads:
         counts += [heads.get("content"), heads.get("tested"), heads.get("near_ties")]
-        if not lists(heads, ("failing",)):
+        if not lists(heads, ("failing",)) or not by_layer(heads["tested"], int) or min(heads["tested"]) < 1:
             return False
     summaries = [per_input.get(f"{kind}_{what}") for kind in ("content", "all") for what in ("kappa", "margin")]
     summaries += [depth.get(what) for what in ("bound", "product", "truth")] if depth else []
@@ -233,7 +270,7 @@ class Job:
         def batches() -> Iterator[tuple[ModelInputs, Sequence[tuple[str, ...]]]]:
             for start in range(first, last, settings["batch_size"]):
                 stop = min(start + settings["batch_size"], last)
-                batch = _to(self.inputs.batch(start, stop), self.device)
+                batch = _to(_as_taken(self.model, self.inputs.batch(start, stop)), self.device)
                 yield batch, self._roles(batch, stop - start)
                 if progress is not None:
                     progress(stop - start)
@@ -279,6 +316,26 @@ def _full_precision() -> Iterator[None]:
             place.fp32_precision = precision
 
 
+def _as_taken(model: nn.Module, batch: ModelInputs) -> ModelInputs:
+    """A batch as the model takes it: images go in as the first argument where it does not know them by their name.
+
+    :raises MeasurementError: it does not take these inputs.
+    """
+    if not isinstance(batch, Mapping):
+        return batch
+    try:
+        arguments_of(model.forward, **batch)
+    except TypeError:
+        if [*batch] != ["pixel_values"]:
+            takes = ", ".join(inspect.signature(model.forward).parameters)
+            raise MeasurementError(
+                f"{type(model).__name__} does not take the inputs {', '.join(batch)}: its arguments are {takes}; pass "
+                "inputs by these names, with from_tensors"
+            ) from None
+        return batch["pixel_values"]
+    return batch
+
+
 def _to(batch: ModelInputs, device: str) -> ModelInputs:
     if isinstance(batch, Mapping):
         return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
@@ -296,6 +353,7 @@ def prepare(
     block_size: int = 32,
     device: str = "cpu",
     revision: str | None = None,
+    untrained: int | None = None,
     load_on: str | None = None,
 ) -> Job:
     """Load the model and fix all that decides the numbers. Parameters and errors as for :func:`measure`.
@@ -326,15 +384,31 @@ def prepare(
             "pass a larger block_size or fewer inputs"
         )
     if isinstance(model, str):
-        module = models.load_model(model, device=load_on or device, revision=revision)
         name = models.record_name(model)
         title = models.MODELS[model].title if model in models.MODELS else name
-        named = {"name": name, "title": title} | models.weights_identity(model, module)
+        if untrained is None:
+            module = models.load_model(model, device=load_on or device, revision=revision)
+            named = {"name": name, "title": title} | models.weights_identity(model, module)
+        else:
+            module = models.load_untrained(model, untrained, device=load_on or device, revision=revision)
+            drawn = f", untrained, seed {untrained}"
+            named = {"name": name + drawn, "title": title + drawn, "seed": untrained, "sha256": _state_digest(module)}
+        if content is None and lacks_special_tokens(module):
+            name_special_tokens(module, models.load_tokenizer(model, revision))
+    elif not isinstance(model, nn.Module):
+        raise MeasurementError(f"model is a {type(model).__name__}; pass a torch module, or the name of a model")
+    elif untrained is not None:
+        raise MeasurementError("untrained draws weights for a name; a module is measured with the weights that it has")
     else:
         module = model
         named = {"name": type(model).__name__, "title": type(model).__name__, "sha256": _state_digest(module)}
-    if isinstance(content, Tensor) and (content.dtype != torch.bool or content.ndim != 1):
-        given = f"{content.dtype} of shape {tuple(content.shape)}"
+    given = None
+    if isinstance(content, Tensor):
+        if content.dtype != torch.bool or content.ndim != 1:
+            given = f"{content.dtype} of shape {tuple(content.shape)}"
+    elif content is not None and not callable(content):
+        given = f"a {type(content).__name__}"
+    if given:
         raise MeasurementError(f"content is {given}; pass a bool mask of shape (N,), or a function of the batch")
     left_out = [list(one) for one in getattr(inputs, "left_out", ())]
     dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
@@ -405,6 +479,7 @@ def measure(
     shard: tuple[int, int] = (1, 1),
     device: str = "cpu",
     revision: str | None = None,
+    untrained: int | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
     """How often the equality condition (book: thm-equality) holds in a model's attention, as in the paper's Table 1.
@@ -413,7 +488,8 @@ def measure(
         takes, which is moved to `device` and stays there.
     :param inputs: see :mod:`dobnb.inputs`.
     :param content: which tokens are content, where :func:`dobnb.tokens.token_roles` cannot tell or shall not: a bool
-        mask, shape (N,), or a function of a batch of B inputs that returns one of shape (B, N).
+        mask, shape (N,), or a function of a batch of B inputs that returns one of shape (B, N). Padding never is: it
+        is what the mask that reaches attention lets no token see, whatever the model calls that mask.
     :param heads: measure every head too.
     :param depth: measure the bounds on each input's rollout too, a float64 product of matrices a layer.
     :param batch_size: inputs a forward pass; it changes no verdict but near-ties.
@@ -421,8 +497,10 @@ def measure(
     :param shard: (k, m): part k of m of the blocks alone. The parts' measurements add up to the whole.
     :param device: a torch device.
     :param revision: of a named hub model's weights.
+    :param untrained: seed of a draw of random weights, see :func:`dobnb.models.load_untrained`, in place of the trained
+        ones of a name.
     :param progress: called as ``progress(done, n)`` after every batch, n the inputs of this part.
-    :raises MeasurementError: no inputs, or an argument out of range.
+    :raises MeasurementError: no inputs, inputs that the model does not take, or an argument out of range.
     :raises ModelError: a name that is not known, or weights that cannot be had.
     :raises CaptureError: the model's attention cannot be streamed.
     :raises TokenError: roles that cannot be told; pass `content`.
@@ -431,7 +509,7 @@ def measure(
     started = provenance.now()
     job = prepare(
         model, inputs, content=content, heads=heads, depth=depth, batch_size=batch_size, block_size=block_size,
-        device=device, revision=revision,
+        device=device, revision=revision, untrained=untrained,
     )  # fmt: skip
     numbers = shard_blocks(job.blocks, shard)
     counted = counter(job, numbers, progress)
@@ -590,16 +668,10 @@ def _averaged(found: Tallies) -> tuple[dict[str, Any], list[int]]:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def percent(held: int, tested: int) -> str:
-    """A share as the paper prints it: one decimal, two where one would round a failure away."""
-    share = 100 * held / tested
-    return f"{share:.2f}%" if held < tested and round(share, 1) == 100 else f"{share:.1f}%"
-
-
 def _named(found: Measurement) -> dict[str, Any]:
     """The first columns of a row of a table."""
     born = found.provenance
-    return {"system": born["model"]["name"], "inputs": born["inputs"]["name"], "n": found.n[0]}
+    return {"system": one_line(born["model"]["name"]), "inputs": one_line(born["inputs"]["name"]), "n": found.n[0]}
 
 
 def table(measurements: Sequence[Measurement]) -> pd.DataFrame:
@@ -634,13 +706,61 @@ def failures(measurements: Sequence[Measurement]) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index(["system", "inputs"])
 
 
-def failing_layers(failing: Mapping[int, int]) -> str:
-    """Failing inputs by layer as the paper's Table 4 has them.
+def carriers(measurements: Sequence[Measurement]) -> pd.DataFrame:
+    """The paper's Table 2 for our measurements: who carries kappa, one row a system, printable text.
 
-    >>> failing_layers({1: 7, 2: 0, 12: 512})
-    'layer 1: 7; layer 12: 512'
+    Averaged matrices on all tokens. A layer is a special or a content carrier's only if all its carriers are of that
+    kind; what is neither is undecided. *Tied* layers have several carriers, of whatever kind.
     """
-    return "; ".join(f"layer {layer}: {count}" for layer, count in failing.items() if count) or "none"
+    return pd.DataFrame([{**_named(found), **_carried(found)} for found in measurements]).set_index(
+        ["system", "inputs"]
+    )
+
+
+def _carried(found: Measurement) -> dict[str, str]:
+    """A row of Table 2, but for its first columns."""
+    if "carriers" not in found.averaged:
+        return {"layers": str(found.layers), "special carrier": "no average"}
+    kinds = [{role == CONTENT for role in roles} for roles in found.carrier_roles()]
+    special, content = ([layer for layer, kind in enumerate(kinds) if kind == {one}] for one in (False, True))
+    highest = [max(scores, default=0.0) for scores in found.averaged["scores"]]
+    names = token_names(found.averaged["roles"])
+    counted = Counter(names[token] for layer in special for token in found.averaged["carriers"][layer])
+    most = max(counted.values(), default=0)
+    return {
+        "layers": str(found.layers),
+        "special carrier": str(len(special)),
+        "content carrier": str(len(content)),
+        "undecided": str(found.layers - len(special) - len(content)),
+        "tied": str(sum(len(tokens) > 1 for tokens in found.averaged["carriers"])),
+        "max score": score(max(highest)),
+        "median score, content carrier": score(float(np.median([highest[k] for k in content]))) if content else "-",
+        "modal special carrier": ", ".join(
+            f"{name} ({most}/{len(special)})" for name, count in counted.items() if count == most
+        ) or "none",
+    }  # fmt: skip
+
+
+def by_size(measurements: Sequence[Measurement]) -> pd.DataFrame:
+    """One model at several input sizes, the numbers of the paper's Figure 4, printable text: one row a measurement.
+
+    Columns: content tokens; inputs; then, on content and on all tokens, the input-layer pairs that fail and the median
+    relative gap among them where at least 20 do; then kappa and margin on content tokens, medians over inputs: the
+    least and the greatest of any layer.
+    """
+    rows = []
+    for found in measurements:
+        row = {"content tokens": found.provenance["model"]["content_tokens"], "n": found.n[0]}
+        for name, kind in (("content", "content"), ("all tokens", "all")):
+            held, gap = sum(found.per_input[kind]), found.median_gap(kind)
+            row[f"{name}, hold"] = percent(held, sum(found.n))
+            row[f"{name}, fail"] = sum(found.n) - held
+            row[f"{name}, median gap"] = f"{100 * gap:.1f}%" if gap is not None else "-"
+        for name, form in (("kappa", ".2f"), ("margin", ".0e")):
+            medians = found.per_input[f"content_{name}"]["median"]
+            row[name] = f"{min(medians):{form}} to {max(medians):{form}}"
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("content tokens")
 
 
 def by_layer(found: Measurement) -> pd.DataFrame:

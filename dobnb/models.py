@@ -13,9 +13,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import validate_repo_id
 from onnx import numpy_helper
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, Dinov2Config, Dinov2Model, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    Dinov2Model,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from dobnb import provenance, tokens, weights
@@ -81,6 +89,11 @@ class ModelCard:
     interpolated."""
     licence: str
     description: str
+    architecture: Mapping[str, Any] = field(repr=False, hash=False)
+    """What builds the model without its repository: transformers' ``model_type``, and of its config what is not the
+    default of that type."""
+    special_ids: tuple[int, int] | None
+    """The ids around a text, of cls and separator; None for a vision model."""
 
     @property
     def tokens(self) -> int:
@@ -112,16 +125,23 @@ def _vision(
     """Card of a vision transformer: cls, registers, then the patches of a square image."""
     prefix = (tokens.CLS,) + (tokens.REGISTER,) * registers
     patches = (preprocessing.size // patch) ** 2
+    config = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": 64 * heads, "patch_size": patch}
+    if family == "DINOv2":  # 37 x 37 positions, which are interpolated to the input's size
+        config |= {"model_type": "dinov2_with_registers" if registers else "dinov2", "image_size": 518}
+        config |= {"num_register_tokens": registers} if registers else {}
+    else:
+        config |= {"model_type": "vit", "image_size": preprocessing.size, "intermediate_size": 256 * heads}
     return ModelCard(name, title, family, source, layers, heads, prefix, patches, (), preprocessing, None, licence,
-                     description)  # fmt: skip
+                     description, config, None)  # fmt: skip
 
 
 def _language(
-    name: str, title: str, family: str, source: str, layers: int, heads: int, licence: str, description: str
-) -> ModelCard:
+    name: str, title: str, family: str, source: str, layers: int, heads: int, licence: str, description: str,
+    architecture: Mapping[str, Any], special_ids: tuple[int, int],
+) -> ModelCard:  # fmt: skip
     """Card of an encoder of text: cls, word pieces, separator; 512 positions."""
     return ModelCard(name, title, family, source, layers, heads, (tokens.CLS,), CONTENT_TOKENS, (tokens.SEPARATOR,),
-                     None, 512, licence, description)  # fmt: skip
+                     None, 512, licence, description, architecture, special_ids)  # fmt: skip
 
 
 # The vision models' preprocessing is what their repositories stated when this was written.
@@ -140,6 +160,7 @@ _CARDS = (
         "Apache-2.0, as the model's own page in the wheel states; the wheel's metadata states MIT",
         "all-MiniLM-L6-v2: a BERT of six layers, distilled, then trained to put sentences of like meaning close "
         "together. Its word pieces are lower-case English. It is not one of the paper's models.",
+        {"model_type": "bert", "num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}, (101, 102),
     ),
     _vision("dinov2-small", "DINOv2-S", "DINOv2", "facebook/dinov2-with-registers-small", 12, 6, _APACHE,
             "Self-supervised, four registers. " + _READING, registers=4, patch=14),
@@ -157,9 +178,11 @@ _CARDS = (
             "timm:vit_base_patch16_224.augreg_in1k, trained on ImageNet-1k alone, is one to compare it with.",
             preprocessing=Preprocessing(crop=None, interpolation="bilinear", mean=(0.5,) * 3, deviation=(0.5,) * 3)),
     _language("roberta-base", "RoBERTa", "RoBERTa", "FacebookAI/roberta-base", 12, 12, _MIT,
-              "Masked language model, base size. " + _READING),
+              "Masked language model, base size. " + _READING,
+              {"model_type": "roberta", "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1,
+               "layer_norm_eps": 1e-5}, (0, 2)),
     _language("distilbert-base", "DistilBERT", "DistilBERT", "distilbert/distilbert-base-uncased", 6, 12, _APACHE,
-              "Distilled from BERT-base, lower-case. " + _READING),
+              "Distilled from BERT-base, lower-case. " + _READING, {"model_type": "distilbert"}, (101, 102)),
 )  # fmt: skip
 MODELS: dict[str, ModelCard] = {card.name: card for card in _CARDS}
 """The paper's models and the embedded ones, by name."""
@@ -208,13 +231,18 @@ def is_cached(name: str) -> bool:
     kind, place = _kind(name)
     if kind == "embedded":
         return weights.is_cached(name)
-    if kind == "folder":
-        return all((Path(place) / file).is_file() for file in _weight_files(os.listdir(place)))
-    repository, *file = _timm_repository(place) if kind == "timm" else (place,)
-    if file:
-        return isinstance(try_to_load_from_cache(repository, file[0]), str)
-    some = (try_to_load_from_cache(repository, found) for found in (_WEIGHTS, _INDEX))
-    return any(isinstance(path, str) for path in some)
+    if kind == "timm":
+        return isinstance(try_to_load_from_cache(*_timm_repository(place)), str)
+    folder = Path(place) if kind == "folder" else _cached(place, None)
+    if folder is None:
+        return False
+    wanted = ["config.json", *_weight_files(os.listdir(folder))]
+    if _INDEX in wanted:  # of several files, the download of some of which may have been cut off
+        try:
+            wanted += _read_json(name, folder / _INDEX)["weight_map"].values()
+        except (ModelError, KeyError, AttributeError):
+            return False
+    return all((folder / file).is_file() for file in wanted)
 
 
 def load_model(name: str, device: str | torch.device = "cpu", revision: str | None = None) -> nn.Module:
@@ -230,10 +258,7 @@ def load_model(name: str, device: str | torch.device = "cpu", revision: str | No
     :raises WeightsError: see :func:`dobnb.weights.fetch`.
     """
     kind, place = _kind(name)
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device {str(device)!r} is not available here: {_first_line(error)}; use cpu") from error
+    _check_device(device)
     if revision is not None and kind in ("embedded", "folder"):
         where = f"comes out of the wheel {place}" if kind == "embedded" else "is a folder"
         raise ModelError(f"{name} {where}, which has one revision; leave revision out")
@@ -257,6 +282,76 @@ def load_model(name: str, device: str | torch.device = "cpu", revision: str | No
             )
     _read_any_size(model)
     return model.float().eval().to(device)
+
+
+def load_untrained(
+    name: str, seed: int, device: str | torch.device = "cpu", revision: str | None = None
+) -> nn.Module:
+    """The architecture of a model with weights drawn at random, as its library draws them before training.
+
+    For the names of :data:`MODELS` and for timm's nothing is downloaded; of a repository or a folder ``config.json`` is
+    read, and no weights. The global generator stays as it was.
+
+    :param name: as for :func:`load_model`.
+    :param seed: of the draw, from 0 to 2**32 - 1. The same seed and the same versions give the same weights.
+    :param device: where the model is put; it is drawn on the CPU.
+    :param revision: of a hub repository that is no key of :data:`MODELS`.
+    :return: as :func:`load_model`: eval mode, float32.
+    :raises ModelError: as :func:`load_model`, a seed out of range, or an architecture that its library does not build.
+    """
+    kind, place = _kind(name)
+    if not 0 <= seed < 2**32:
+        raise ModelError(f"seed is {seed}; pass one from 0 to 2**32 - 1")
+    _check_device(device)
+    if revision is not None and (name in MODELS or kind in ("timm", "folder")):
+        raise ModelError(f"the architecture of {name} is known without its repository; leave revision out")
+    config = None
+    if name in MODELS:
+        config = config_of(MODELS[name])
+    elif kind != "timm":
+        folder = Path(place) if kind == "folder" else _snapshot(name, place, revision, lambda files: ["config.json"])
+        if "architecture" in _read_json(name, folder / "config.json"):
+            kind, place = "timm", f"local-dir:{folder.resolve()}"
+        else:
+            config = _read_config(name, folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if kind == "timm":
+            model = _create_with_timm(name, place, pretrained=False)
+        else:
+            try:
+                with _quietly():
+                    model = AutoModel.from_config(config, trust_remote_code=False, dtype=torch.float32)
+            except Exception as error:  # transformers' own, of every kind
+                raise ModelError(
+                    f"transformers cannot build {name} from its config: {type(error).__name__} "
+                    f"({_first_line(error)}); use another model"
+                ) from error
+    _read_any_size(model)
+    return model.float().eval().to(device)
+
+
+def config_of(card: ModelCard) -> PreTrainedConfig:
+    """The config of a model of :data:`MODELS`, without its repository."""
+    return AutoConfig.for_model(**card.architecture)
+
+
+def _read_config(name: str, folder: Path) -> PreTrainedConfig:
+    try:
+        with _quietly():
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers' own, of every kind
+        raise ModelError(
+            f"cannot read config.json of {name}: {type(error).__name__} ({_first_line(error)}); "
+            "use a model that transformers has itself"
+        ) from error
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {str(device)!r} is not available here: {_first_line(error)}; use cpu") from error
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -415,7 +510,8 @@ def _load_from_folder(name: str, folder: Path) -> nn.Module:
     if not all((folder / file).is_file() for file in _weight_files(os.listdir(folder))):
         raise ModelError(f"{name} holds no {_WEIGHTS}; pickled weights are not read: convert them to safetensors")
     if "architecture" in _read_json(name, folder / "config.json"):
-        return _create_with_timm(name, f"local-dir:{folder}")
+        with torch.random.fork_rng(devices=[]):
+            return _create_with_timm(name, f"local-dir:{folder}")
     try:
         with _quietly():
             model, report = AutoModel.from_pretrained(
@@ -456,21 +552,23 @@ def _load_from_timm(name: str, place: str, revision: str | None) -> nn.Module:
     repository, file = _timm_repository(place)
     folder = _snapshot(name, repository, revision, lambda files: [file])
     # With a file given, timm neither asks the hub nor looks for a pickle, which it would take where no safetensors is.
-    return _create_with_timm(name, place, pretrained_cfg_overlay={"file": str(folder / file), "custom_load": False})
+    with torch.random.fork_rng(devices=[]):
+        return _create_with_timm(name, place, pretrained_cfg_overlay={"file": str(folder / file), "custom_load": False})
 
 
-def _create_with_timm(name: str, place: str, **options: Any) -> nn.Module:
+def _create_with_timm(name: str, place: str, pretrained: bool = True, **options: Any) -> nn.Module:
+    """Build a model of timm, its weights drawn from the global generator, and read over these where `pretrained`."""
     import timm  # seconds to import, for this alone
 
     try:
-        with torch.random.fork_rng(devices=[]):  # the weights are drawn at random before they are read
-            try:
-                return timm.create_model(place, pretrained=True, dynamic_img_size=True, **options)
-            except TypeError:  # a model that has not this option
-                return timm.create_model(place, pretrained=True, **options)
+        try:
+            return timm.create_model(place, pretrained=pretrained, dynamic_img_size=True, **options)
+        except TypeError:  # a model that has not this option
+            return timm.create_model(place, pretrained=pretrained, **options)
     except Exception as error:  # timm, safetensors and torch each have their own
         raise ModelError(
-            f"cannot load {name} with timm: {type(error).__name__} ({_first_line(error)}); pass another revision"
+            f"cannot {'load' if pretrained else 'build'} {name} with timm: {type(error).__name__} "
+            f"({_first_line(error)}); pass another {'revision' if pretrained else 'model'}"
         ) from error
 
 
@@ -505,14 +603,8 @@ def _quietly() -> Iterator[None]:
 
 def _load_from_onnx(card: ModelCard, path: Path) -> PreTrainedModel:
     """Build the backbone of the saliency detector as transformers' own DINOv2 from the weights in its ONNX graph."""
-    config = Dinov2Config(
-        hidden_size=384,
-        num_hidden_layers=card.layers,
-        num_attention_heads=card.heads,
-        image_size=518,  # of the position embeddings, 37 x 37 patches; they are interpolated to the input's size
-        patch_size=14,
-        use_mask_token=False,  # only pre-training reads it, and the graph has none
-    )
+    config = config_of(card)
+    config.use_mask_token = False  # only pre-training reads it, and the graph has none
     with _quietly():
         # Through from_pretrained, since it knows the hub's names of the weights whatever the attributes are called now.
         model, report = Dinov2Model.from_pretrained(

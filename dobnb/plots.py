@@ -8,13 +8,11 @@ marker, line style or hatch as well as by a colour-blind palette. In figures tok
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -26,55 +24,11 @@ from dobnb.equality import NEAR_TIE, EqualityReport, check_equality, dominance_s
 from dobnb.exact import exact_equality
 from dobnb.random_matrices import Survey, flat_pair_share, share_bounds, share_interval
 from dobnb.stochastic import as_stochastic, check_alpha
+from dobnb.style import COLORS, HATCHES, LINES, MARKERS, WIDTH, style
+from dobnb.style import legend_above as _legend_above
 
 if TYPE_CHECKING:
     from dobnb.measurement import Measurement
-
-WIDTH = 4.8
-"""Width of every figure, in inches: at 11 points the lettering stays readable when a phone shrinks it to 340 px."""
-
-COLORS = sns.color_palette("colorblind").as_hex()
-MARKERS = ("o", "s", "^", "D", "v", "P")
-LINES = ("-", "--", "-.", ":")
-HATCHES = ("///", "...", "xxx", "\\\\\\")
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """The one style of the book; figures made inside are closed on leaving, so pyplot holds no state."""
-    before = set(plt.get_fignums())
-    settings = {
-        "figure.facecolor": "white",
-        "figure.dpi": 160,
-        "figure.constrained_layout.use": True,
-        "axes.facecolor": "white",
-        "axes.edgecolor": "0.3",
-        "axes.titlesize": 11,
-        "axes.labelsize": 11,
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same letters
-        "font.size": 11,
-        "grid.color": "0.88",
-        "hatch.linewidth": 0.8,
-        "legend.fontsize": 10,
-        "legend.frameon": False,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 6,
-        "xtick.labelsize": 10,
-        "ytick.labelsize": 10,
-    }
-    try:
-        with plt.rc_context():
-            sns.set_theme(style="whitegrid", palette="colorblind", rc=settings)
-            yield
-    finally:
-        for number in set(plt.get_fignums()) - before:
-            plt.close(number)
-
-
-def _legend_above(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None:
-    """One legend for the whole figure, above its panels, where it can cover no data."""
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns, handletextpad=0.6, columnspacing=1.4)
-
 
 def row_overlaps(A: Any) -> Figure:
     """The two rows of every pair as bars, and in grey what they share: total variation is one minus the grey mass.
@@ -278,21 +232,24 @@ def photographs(images: np.ndarray, columns: int = 4) -> Figure:
 
 
 def pair_on_image(image: np.ndarray, A: Any, pair: tuple[int, int]) -> Figure:
-    """Two patches on their image, the attention of each, and where the two differ: that difference is their TV.
+    """Two patches on their image, the attention of each, and what they share: their TV is one minus that. The title
+    says how many pairs attain kappa.
 
     :param image: uint8, shape (H, H, 3).
     :param A: row-stochastic over the patches of the image in reading order, shape (p * p, p * p).
     :param pair: the two patches, counted from 0.
     """
+    says = _attains(A)
     A = as_stochastic(A).numpy()
     side = round(len(A) ** 0.5)
     size = len(image) / side
     i, j = pair
+    shared = np.minimum(A[i], A[j])
     panels = (
         ("the two patches", image),
         ("i attends to", A[i].reshape(side, side)),
         ("j attends to", A[j].reshape(side, side)),
-        ("they share", np.minimum(A[i], A[j]).reshape(side, side)),
+        (f"they share {shared.sum():.2f}", shared.reshape(side, side)),
     )
     top = max(A[i].max(), A[j].max())
     with style():
@@ -313,7 +270,16 @@ def pair_on_image(image: np.ndarray, A: Any, pair: tuple[int, int]) -> Figure:
                 label.set_path_effects([withStroke(linewidth=3, foreground="black")])
             axes.set_title(title)
             axes.set_axis_off()
+        figure.suptitle(says, fontsize=11)
     return figure
+
+
+def _attains(A: Any) -> str:
+    """Kappa of a matrix, and whether the pair that attains it is the only one."""
+    report = check_equality(A)
+    count = int(report.attaining)
+    pairs = "one pair attains it" if count == 1 else f"{count} pairs attain it, tied"
+    return rf"$\kappa$ = {report.kappa:.2f}, {pairs}"
 
 
 def share_by_depth(measurements: Mapping[str, Measurement]) -> Figure:
@@ -361,6 +327,171 @@ def kappa_and_margin(found: Measurement) -> Figure:
         panels[1].axhline(NEAR_TIE, color="0.3", linestyle="--", linewidth=1)
         panels[1].set_xlabel("layer")
         panels[1].xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def doeblin_and_kappa(measurements: Mapping[str, Measurement]) -> Figure:
+    """The Doeblin bound above kappa, by layer, of the averaged matrices on content tokens, as in the paper's Figure 2.
+    The shaded distance is what reading the bound off single entries costs.
+
+    :param measurements: title -> measurement with averaged matrices, one panel each.
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(measurements), 1, figsize=(WIDTH, 2.3 * len(measurements) + 0.7), sharey=True, squeeze=False
+        )
+        for axes, (title, found) in zip(grid[:, 0], measurements.items(), strict=True):
+            layers = np.arange(1, found.layers + 1)
+            bound, kappa = found.averaged["doeblin"], found.averaged["kappa"]
+            axes.fill_between(layers, kappa, bound, color="0.88", label="what the bound costs")
+            for values, k, label in ((bound, 1, "Doeblin bound"), (kappa, 0, r"$\kappa$")):
+                axes.plot(layers, values, color=COLORS[k], marker=MARKERS[k], linestyle=LINES[k], label=label)
+            axes.set_ylim(0, 1.02)
+            axes.set_title(title, loc="left")
+            axes.set_xticks(layers)
+        axes.set_xlabel("layer")
+        _legend_above(figure, _handles(grid[:, 0]), columns=2)
+    return figure
+
+
+ROLE_LOOKS = {
+    "content": (0, "o"), "cls": (1, "s"), "register": (2, "^"), "separator": (3, "D"), "distillation": (4, "v"),
+}  # fmt: skip
+"""Colour and marker of the role of a token; a tie across roles is grey."""
+
+
+def carrier_scores(measurements: Mapping[str, Measurement]) -> Figure:
+    """The leave-one-out score of each layer's carrier by its role, log scale, as in the paper's Figure 3.
+
+    Averaged matrices on all tokens. A hollow marker: several tokens tie, and none of them is *the* carrier. Grey: they
+    are of different roles. A cross at the foot: no token has a positive score.
+
+    :param measurements: title -> measurement with averaged matrices, one panel each.
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(measurements), 1, figsize=(WIDTH, 2.3 * len(measurements) + 0.7), sharey=True, squeeze=False
+        )
+        for axes, (title, found) in zip(grid[:, 0], measurements.items(), strict=True):
+            axes.set_yscale("log")
+            roles, averaged = found.carrier_roles(), found.averaged
+            for layer, (role, tokens) in enumerate(zip(roles, averaged["carriers"], strict=True), 1):
+                if not tokens:
+                    foot = axes.get_xaxis_transform()
+                    axes.plot(layer, 0.06, "x", color="0.3", transform=foot, label="none: pairs tie")
+                    continue
+                k, marker = ROLE_LOOKS.get(role[0], (5, "P")) if len(role) == 1 else (None, "X")
+                color = "0.5" if k is None else COLORS[k]
+                label = (role[0] if k is not None else "different roles") + (", tied" if len(tokens) > 1 else "")
+                face = "white" if len(tokens) > 1 else color
+                axes.plot(
+                    layer, max(averaged["scores"][layer - 1]), marker, color=color, markerfacecolor=face, label=label,
+                    markersize=8, markeredgewidth=1.6,
+                )  # fmt: skip
+            axes.set_title(title, loc="left")
+            axes.set_ylim(min(1e-4, axes.get_ylim()[0]), 1)
+            axes.set_ylabel("leave-one-out score")
+            axes.set_xticks(range(1, found.layers + 1))
+        axes.set_xlabel("layer")
+        _legend_above(figure, _handles(grid[:, 0]), columns=3)
+    return figure
+
+
+def pair_in_text(pieces: Sequence[str], A: Any, pair: tuple[int, int]) -> Figure:
+    """Two word pieces in their sentence, what each attends to, and what they share: :func:`pair_on_image` for text.
+
+    :param pieces: N word pieces as :func:`dobnb.inputs.word_pieces` gives them.
+    :param A: row-stochastic over them, shape (N, N).
+    :param pair: the two pieces, counted from 0; their boxes are drawn with a solid and a dashed line.
+    """
+    says = _attains(A)
+    A = as_stochastic(A).numpy()
+    i, j = pair
+    shared = np.minimum(A[i], A[j])
+    panels = ((f"i, “{pieces[i].strip()}”, attends to", A[i]), (f"j, “{pieces[j].strip()}”, attends to", A[j]),
+              (f"they share {shared.sum():.2f}", shared))  # fmt: skip
+    letters = 50  # in a line of the figure's width
+    places, line, column = [], 0, 0
+    for piece in pieces:
+        gap = int(piece.startswith(" ") and column > 0)
+        if column + gap + len(piece.strip()) > letters:
+            line, column, gap = line + 1, 0, 0
+        places.append((column + gap, line))
+        column += gap + len(piece.strip())
+    top = max(A[i].max(), A[j].max())
+    shade = plt.get_cmap("Blues")
+    with style():
+        figure, grid = plt.subplots(len(panels), 1, figsize=(WIDTH, 3 * (0.45 + 0.3 * (line + 1)) + 0.4))
+        for axes, (title, mass) in zip(grid, panels, strict=True):
+            axes.set_axis_off()
+            axes.set_xlim(-0.5, letters + 0.5)
+            axes.set_ylim(line + 1, -0.1)
+            axes.set_title(title, loc="left")
+            for k, (piece, (x, y)) in enumerate(zip(pieces, places, strict=True)):
+                word, strength = piece.strip(), mass[k] / top
+                box = {"edgecolor": "none", "linewidth": 0, "linestyle": "-"}
+                if k in pair:
+                    box = {"edgecolor": "black", "linewidth": 1.6, "linestyle": "-" if k == i else "--"}
+                axes.add_patch(Rectangle((x, y + 0.08), len(word), 0.84, facecolor=shade(0.9 * strength), **box))
+                color = "white" if strength > 0.6 else "black"
+                look = {"fontfamily": "DejaVu Sans Mono", "fontsize": 10, "color": color}
+                axes.text(x + len(word) / 2, y + 0.5, word, ha="center", va="center_baseline", **look)
+        figure.suptitle(says, fontsize=11)
+    return figure
+
+
+def mass_by_role(shares: Mapping[str, Sequence[float]]) -> Figure:
+    """How a row's mass divides among the tokens of each role, by layer, as stacked bars.
+
+    :param shares: role -> share of the mass in each layer; a layer's shares sum to at most 1.
+    """
+    with style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.2))
+        foot = np.zeros(len(next(iter(shares.values()))))
+        layers = range(1, len(foot) + 1)
+        for k, (role, values) in enumerate(shares.items()):
+            look = {"facecolor": COLORS[k], "hatch": HATCHES[k % len(HATCHES)], "edgecolor": "white", "linewidth": 0}
+            axes.bar(layers, 100 * np.asarray(values), bottom=100 * foot, label=role, **look)
+            foot = foot + np.asarray(values)
+        axes.set_ylabel("mass of a row, %")
+        axes.set_xlabel("layer")
+        axes.set_xticks(layers)
+        axes.grid(axis="x", visible=False)
+        _legend_above(figure, axes.get_legend_handles_labels()[0], columns=3)
+    return figure
+
+
+def share_by_size(groups: Mapping[str, Sequence[Measurement]]) -> Figure:
+    """Models at several input sizes, as in the paper's Figure 4: the share of input-layer pairs that satisfy the
+    condition, the median relative gap among those that fail, where at least 20 do, and kappa.
+
+    Solid lines and full markers: content tokens. Dashed lines and hollow markers: all tokens.
+
+    :param groups: label -> the model's measurements, by size.
+    """
+    with style():
+        figure, panels = plt.subplots(3, 1, figsize=(WIDTH, 7.4), sharex=True)
+        for k, (label, series) in enumerate(groups.items()):
+            tokens = [found.provenance["model"]["content_tokens"] for found in series]
+            kinds = (("content", "content", "-", COLORS[k]), ("all", "all tokens", "--", "white"))
+            for kind, named, line, face in kinds:
+                look = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": line, "markerfacecolor": face,
+                        "label": f"{label}, {named}"}  # fmt: skip
+                held = [100 * sum(found.per_input[kind]) / sum(found.n) for found in series]
+                gaps = [found.median_gap(kind) for found in series]
+                kappa = [np.median(found.per_input[f"{kind}_kappa"]["median"]) for found in series]
+                panels[0].plot(tokens, held, **look)
+                panels[1].plot(tokens, [np.nan if gap is None else 100 * gap for gap in gaps], **look)
+                panels[2].plot(tokens, kappa, **look)
+        panels[0].set_ylabel("pairs that hold, %")
+        panels[1].set_ylabel(r"median gap, % of $\kappa$/2")
+        panels[1].set_ylim(bottom=0)
+        panels[2].set_ylabel(r"median $\kappa$")
+        panels[2].set_ylim(0, 1.02)
+        panels[2].set_xscale("log", base=2)
+        panels[2].xaxis.set_major_formatter("{x:.0f}")
+        panels[2].set_xlabel("content tokens N")
+        _legend_above(figure, _handles(panels), columns=1)
     return figure
 
 
@@ -824,6 +955,92 @@ def trained_and_untrained(panels: Mapping[str, Mapping[str, Any]], tokens: str =
     return figure
 
 
+def beside_null(panels: Mapping[str, tuple[Measurement, Mapping[str, Any]]]) -> Figure:
+    """Share of inputs that satisfy the condition, and the median kappa, by depth: trained beside untrained weights.
+
+    On content tokens. Line and band of the untrained: the mean and the range over draws.
+
+    :param panels: title -> a measurement of trained weights, and what :func:`dobnb.untrained.measure_untrained`
+        returned for the same architecture.
+    """
+    with style():
+        figure, grid = plt.subplots(2 * len(panels), 1, figsize=(WIDTH, 3.9 * len(panels) + 0.7), squeeze=False)
+        for k, (title, (trained, null)) in enumerate(panels.items()):
+            share, kappa = grid[2 * k : 2 * k + 2, 0]
+            layers = np.arange(1, trained.layers + 1)
+            ours = np.divide(trained.per_input["content"], trained.n)
+            theirs = np.array([draw["content"]["held"] for draw in null["untrained"]]) / null["n"]
+            kappas = np.array([draw["content"]["kappa"]["median"] for draw in null["untrained"]])
+            curves = (
+                (share, 100 * ours, 100 * theirs),
+                (kappa, np.array(trained.per_input["content_kappa"]["median"]), kappas),
+            )
+            for axes, solid, draws in curves:
+                axes.plot(layers, solid, color=COLORS[0], marker="o", label="trained")
+                look = {"color": COLORS[1], "marker": "s", "linestyle": "--"}
+                axes.plot(layers, draws.mean(0), label="untrained, mean over draws", **look)
+                axes.fill_between(layers, draws.min(0), draws.max(0), color=COLORS[1], alpha=0.2, linewidth=0)
+            share.axhline(25, color="0.3", linewidth=1, linestyle=":", label="one quarter")
+            share.set_title(title, loc="left")
+            share.set_ylabel("condition holds, %")
+            share.set_ylim(-4, 104)
+            share.set_xticklabels([])
+            kappa.set_ylabel(r"median $\kappa$")
+            kappa.set_yscale("log")
+            kappa.set_ylim(None, 1.3)
+            for axes in (share, kappa):
+                axes.xaxis.get_major_locator().set_params(integer=True)
+        kappa.set_xlabel("layer")
+        _legend_above(figure, _handles(grid[:, 0]))
+    return figure
+
+
+def self_wins(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """How often a token attends to itself at least as strongly as another token attends to it, layer by layer.
+
+    :param panels: title -> label -> one value a layer, in [0, 1].
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.2 * len(panels) + 0.7), sharey=True, squeeze=False
+        )
+        for axes, (title, curves) in zip(grid[:, 0], panels.items(), strict=True):
+            for k, (label, values) in enumerate(curves.items()):
+                look = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": LINES[k % len(LINES)], "label": label}
+                axes.plot(np.arange(1, len(values) + 1), 100 * np.asarray(values), **look)
+            axes.axhline(50, color="0.3", linewidth=1, linestyle=":", label="one half")
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("ordered pairs, %")
+            axes.set_ylim(-4, 104)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("layer")
+        _legend_above(figure, _handles(grid[:, 0]), columns=3)
+    return figure
+
+
+def special_mass(panels: Mapping[str, Any]) -> Figure:
+    """How much of a content token's row lies on special tokens, layer by layer: a point a head, a line for their mean.
+
+    :param panels: title -> the mass, a tensor of shape (L, n, H), in [0, 1].
+    """
+    with style():
+        figure, grid = plt.subplots(
+            len(panels), 1, figsize=(WIDTH, 2.3 * len(panels) + 0.7), sharey=True, squeeze=False
+        )
+        for axes, (title, mass) in zip(grid[:, 0], panels.items(), strict=True):
+            heads = 100 * mass.mean(1).numpy()
+            layers = np.arange(1, len(heads) + 1)
+            axes.plot(np.repeat(layers, heads.shape[1]), heads.ravel(), "x", color="0.4", label="a head")
+            axes.plot(layers, heads.mean(1), color=COLORS[0], marker="o", label="mean over heads")
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("of a row, %")
+            axes.set_ylim(-4, 104)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("layer")
+        _legend_above(figure, _handles(grid[:, 0]), columns=2)
+    return figure
+
+
 def through_training(run: Mapping[str, Any], tokens: str = "features") -> Figure:
     """Validation metric, share of rows that satisfy the condition, and median kappa against epoch, from checkpoints.
 
@@ -850,6 +1067,106 @@ def through_training(run: Mapping[str, Any], tokens: str = "features") -> Figure
         panels[2].set_xlim(-0.2, 1.2 * epochs[-1])
         panels[2].set_xlabel("epoch (0: untrained)")
         _legend_above(figure, _handles(panels), columns=3)
+    return figure
+
+
+def objectives_by_layer(record: Mapping[str, Any]) -> Figure:
+    """Share, kappa and margin by layer of models trained for two objectives: bold the mean over seeds, thin each seed;
+    the grey band holds every untrained model, its dotted line is their mean.
+
+    :param record: what :func:`dobnb.small_vit.evaluate` returned.
+    """
+    panels_of = (
+        ("patches", "condition holds, %", "content", "held"),
+        ("all tokens", "condition holds, %", "all", "held"),
+        ("patches", r"median $\kappa$", "content", "kappa"),
+        ("patches", "median margin", "content", "margin"),
+    )
+
+    def values(models: Sequence[Mapping[str, Any]], tokens: str, what: str) -> np.ndarray:
+        """Shape (models, layers)."""
+        if what == "held":
+            return np.array([np.multiply(100 / model["n"], model[tokens]["held"]) for model in models])
+        return np.array([[quantiles[1] for quantiles in model[tokens][what]] for model in models])
+
+    objectives = list(dict.fromkeys(run["settings"]["objective"] for run in record["runs"]))
+    with style():
+        figure, panels = plt.subplots(4, 1, figsize=(WIDTH, 9.4), sharex=True)
+        for axes, (title, label, tokens, what) in zip(panels, panels_of, strict=True):
+            null = values(record["untrained"], tokens, what)
+            layers = np.arange(1, null.shape[1] + 1)
+            axes.fill_between(layers, null.min(0), null.max(0), color="0.88", linewidth=0)
+            axes.plot(layers, null.mean(0), ":", color="0.35", label="untrained")
+            for k, objective in enumerate(objectives):
+                trained = [
+                    run["through_training"][-1] for run in record["runs"] if run["settings"]["objective"] == objective
+                ]
+                found, look = values(trained, tokens, what), {"color": COLORS[k], "linestyle": LINES[k]}
+                axes.plot(layers, found.T, **look, linewidth=0.8, alpha=0.6)
+                axes.plot(layers, found.mean(0), **look, linewidth=2.6, marker=MARKERS[k], label=objective)
+            axes.set_title(title, loc="left")
+            axes.set_ylabel(label)
+            if what == "held":
+                axes.set_ylim(-4, 104)
+        panels[2].set_ylim(0, 1.02)
+        panels[3].set_yscale("log")
+        panels[3].set_xlabel("layer")
+        panels[3].xaxis.get_major_locator().set_params(integer=True)
+        _legend_above(figure, _handles(panels), columns=3)
+    return figure
+
+
+def layers_through_training(panels: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "held") -> Figure:
+    """A number for every layer and epoch as a heat map, one panel a set of runs, whose mean it is.
+
+    :param panels: title -> runs of an evaluation of :func:`dobnb.small_vit.evaluate`, all with the same epochs.
+    :param what: ``held``, the share of images that satisfy the condition on patches, in per cent; ``kappa``, the median
+        kappa on patches, also in hundredths.
+    """
+    with style():
+        figure, grid = plt.subplots(len(panels), 1, figsize=(WIDTH, 2.7 * len(panels)), squeeze=False)
+        for axes, (title, runs) in zip(grid[:, 0], panels.items(), strict=True):
+            steps = [run["through_training"] for run in runs]
+            values = np.mean([
+                [
+                    np.multiply(100 / step["n"], step["content"]["held"]) if what == "held"
+                    else [100 * quantiles[1] for quantiles in step["content"]["kappa"]]
+                    for step in one
+                ]
+                for one in steps
+            ], 0).T  # fmt: skip
+            reached = np.mean([[step["test"] for step in one] for one in steps], 0)
+            axes.imshow(values, cmap="cividis", vmin=0, vmax=100, aspect="auto")
+            for (layer, epoch), value in np.ndenumerate(values):
+                color = "black" if value > 50 else "white"
+                axes.text(epoch, layer, f"{value:.0f}", ha="center", va="center", color=color, fontsize=9)
+            epochs = [step["epoch"] for step in steps[0]]
+            names = [f"{epoch}\n{value:.2f}" for epoch, value in zip(epochs, reached, strict=True)]
+            axes.set_xticks(range(len(epochs)), names)
+            axes.set_yticks(range(len(values)), range(1, len(values) + 1))
+            axes.grid(False)
+            axes.set_ylabel("layer")
+            axes.set_title(title, loc="left")
+            axes.set_xlabel(f"epoch; below it, test {runs[0]['metric']}")
+    return figure
+
+
+def pair_members(panels: Mapping[str, np.ndarray]) -> Figure:
+    """How often each place of the image is in the maximising pair, a row a set of models, a map a layer.
+
+    :param panels: title -> counts, shape (layers, side, side); each map is divided by its largest count.
+    """
+    layers = len(next(iter(panels.values())))
+    with style():
+        figure, grid = plt.subplots(len(panels), layers, figsize=(WIDTH, 1.25 * len(panels) + 0.2), squeeze=False)
+        for row, (title, counts) in zip(grid, panels.items(), strict=True):
+            for layer, (axes, places) in enumerate(zip(row, counts, strict=True), 1):
+                axes.imshow(places / places.max(), cmap="cividis", vmin=0, vmax=1)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.grid(False)
+                axes.set_xlabel(f"layer {layer}", fontsize=8)
+            row[0].set_title(title, loc="left")
     return figure
 
 

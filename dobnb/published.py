@@ -6,11 +6,14 @@ Every number here is the paper's (P. Rola, 2026), not ours. Percentages are kept
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from dobnb.measurement import Measurement, failing_layers, failures, percent, table
+from dobnb.wording import failing_layers, percent, score
+
+if TYPE_CHECKING:
+    from dobnb.measurement import Measurement
 
 
 class Table1Row(NamedTuple):
@@ -48,6 +51,33 @@ TABLE_4: dict[str, dict[int, int]] = {
 """Table 4 by model: layer (from 1) -> failing inputs out of 512 on content tokens; others have none."""
 
 
+class Table2Row(NamedTuple):
+    """One row of the paper's Table 2: leave-one-out scores of the averaged matrices on all tokens."""
+
+    model: str
+    layers: int
+    special: int
+    """Layers whose carrier is a register or cls."""
+    highest: float
+    """The largest score of any layer."""
+    patch_median: float
+    """Median over the layers whose carrier is a patch."""
+    modal: str
+    """The register or cls token that carries most layers."""
+    modal_layers: int
+    """Of `special`, those that it carries."""
+
+
+TABLE_2: dict[str, Table2Row] = {
+    row.model: row
+    for row in (
+        Table2Row("DINOv2-S", 12, 6, 0.163, 8.3e-4, "reg#1", 4),
+        Table2Row("DINOv2-B", 12, 7, 0.135, 1.7e-3, "reg#4", 5),
+        Table2Row("DINOv2-L", 24, 13, 0.156, 1.2e-3, "reg#1", 8),
+    )
+}
+"""Table 2 by model."""
+
 
 class Table3Row(NamedTuple):
     """One row of the paper's Table 3: FT-Transformer over three seeds. Shares are percentages."""
@@ -80,8 +110,18 @@ TABLE_3: dict[tuple[str, int], Table3Row] = {
 }
 """Table 3 by data set and number of blocks. The shares are of row-layer pairs, over 4000 test rows and three seeds."""
 
+ABSTRACT: dict[str, str] = {
+    "ViT-B/16": "64%",
+    "RoBERTa": "essentially every input",
+    "DistilBERT": "essentially every input",
+}
+"""What the abstract says of the models whose rows of Table 1 are not at hand: per input, on content tokens."""
+
 RANDOM_PERCENT = (24, 30)
 """How often uniformly random stochastic matrices satisfy the condition, in per cent (the paper's abstract)."""
+
+ALL_TOKENS_PERCENT = (82, 97)
+"""Per input on all tokens, over DINOv2 and the language models, in per cent (the paper's abstract)."""
 
 
 def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.DataFrame:
@@ -92,6 +132,8 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 1 does not have.
     """
+    from dobnb.measurement import table  # here, because pages are rendered without torch
+
     rows = []
     for name in theirs:
         row = TABLE_1[name]
@@ -107,6 +149,119 @@ def compare_table_1(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
         })
     paper = pd.DataFrame(rows).set_index(["system", "inputs"])
     return pd.concat([paper, table(ours)]) if ours else paper
+
+
+def compare_null(nulls: Sequence[Mapping[str, Any]], trained: Mapping[str, Measurement]) -> pd.DataFrame:
+    """Each architecture with the paper's trained weights, with ours where there are some, and untrained.
+
+    :param nulls: see :func:`dobnb.untrained.measure_untrained`; two draws or more.
+    :param trained: title of an architecture -> our measurement of trained weights.
+    :return: one row an architecture and weights, printable text. Shares are in per cent of input-layer pairs, and of
+        heads; of untrained weights the mean and the standard deviation over draws. kappa is on content tokens, the
+        median over inputs (and draws), in the layers with the smallest and the largest.
+    """
+    from dobnb.untrained import null_table  # here, because pages are rendered without torch
+
+    rows = []
+    for null in nulls:
+        title = null["provenance"]["model"]["title"]
+        paper = {"architecture": title, "weights": "trained, paper"}
+        if title in TABLE_1:
+            row = TABLE_1[title]
+            share = percent(row.content_held, row.content_tested)
+            rows.append({**paper, "inputs": row.content_tested // row.layers, "content": share,
+                         "all tokens": f"{row.all_percent}%", "heads": f"{row.heads_percent}%"})  # fmt: skip
+        elif title in ABSTRACT:
+            rows.append({**paper, "inputs": 512, "content": f"{ABSTRACT[title]} (abstract)"})
+        if title in trained:
+            found = trained[title]
+            pairs, median = sum(found.n), found.per_input["content_kappa"]["median"]
+            rows.append({
+                "architecture": title,
+                "weights": "trained, this book",
+                "inputs": found.n[0],
+                "content": percent(sum(found.per_input["content"]), pairs),
+                "all tokens": percent(sum(found.per_input["all"]), pairs),
+                "heads": percent(sum(found.heads["content"]), sum(found.heads["tested"])),
+                "kappa by layer": f"{min(median):.3f} to {max(median):.3f}",
+            })
+        (ours,) = null_table([null]).reset_index().to_dict("records")
+        weights = f"untrained, {ours['draws']} draws"
+        shares = {column: f"{ours[column]}%" for column in ("content", "all tokens", "heads")}
+        rows.append({"architecture": title, "weights": weights, "inputs": ours["n"], **shares,
+                     "kappa by layer": ours["kappa by layer"]})  # fmt: skip
+    return pd.DataFrame(rows).fillna("").set_index(["architecture", "weights"])
+
+
+def compare_table_2(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.DataFrame:
+    """The paper's rows of Table 2 above the same of our measurements, as printable text. Ties are ours: the paper's
+    treatment of them is not at hand.
+
+    :param ours: measurements of this book.
+    :param theirs: names of :data:`TABLE_2`.
+    :return: leave-one-out carriers, one row a system, indexed by system and inputs.
+    :raises KeyError: a name that Table 2 does not have.
+    """
+    from dobnb.measurement import carriers  # here, because pages are rendered without torch
+
+    rows = []
+    for name in theirs:
+        row = TABLE_2[name]
+        rows.append({
+            "system": f"{name} (paper)",
+            "inputs": "the paper's",
+            "n": 512,
+            "layers": str(row.layers),
+            "special carrier": str(row.special),
+            "content carrier": "-",
+            "undecided": "-",
+            "tied": "-",
+            "max score": score(row.highest),
+            "median score, content carrier": score(row.patch_median),
+            "modal special carrier": f"{row.modal} ({row.modal_layers}/{row.special})",
+        })
+    paper = pd.DataFrame(rows).set_index(["system", "inputs"])
+    return pd.concat([paper, carriers(ours)]) if ours else paper
+
+
+def compare_language_models(ours: Sequence[Measurement]) -> pd.DataFrame:
+    """What the paper's abstract says of RoBERTa and DistilBERT, above our measurements; their rows of Table 1 are not
+    at hand.
+
+    :return: as :func:`compare_table_1`.
+    """
+    from dobnb.measurement import table  # here, because pages are rendered without torch
+
+    low, high = ALL_TOKENS_PERCENT
+    paper = pd.DataFrame([{
+        "system": "RoBERTa, DistilBERT (paper)",
+        "inputs": "the paper's",
+        "n": 512,
+        "per input, content": "essentially all",
+        "per input, all tokens": f"{low}-{high}%, with DINOv2",
+        "heads, content": "not at hand",
+        "averaged, exact layers": "not at hand",
+    }]).set_index(["system", "inputs"])  # fmt: skip
+    return pd.concat([paper, table(ours)]) if ours else paper
+
+
+def not_run(names: Sequence[str], ours: Sequence[Measurement], inputs: str, n: int = 512) -> pd.DataFrame:
+    """Those of the paper's models that were not measured for this edition, each with the command that does it.
+
+    :param names: keys of :data:`dobnb.models.MODELS`.
+    :param ours: what was measured; its models are left out.
+    :param inputs: what the command says after ``--inputs``.
+    :param n: how many of them.
+    """
+    from dobnb.models import MODELS  # here, because pages are rendered without torch
+
+    measured = {found.provenance["model"]["name"] for found in ours}
+    rows = {
+        MODELS[name].title: f"python -m dobnb measure {name} --inputs {inputs} --n {n} --out runs/{name}"
+        for name in names
+        if name not in measured
+    }
+    return pd.DataFrame({"not run for this edition; to run it": rows}).rename_axis("system")
 
 
 def compare_table_3(ours: Mapping[tuple[str, int], Mapping[str, Any]]) -> pd.DataFrame:
@@ -175,6 +330,8 @@ def compare_table_4(ours: Sequence[Measurement], theirs: Sequence[str]) -> pd.Da
     :return: failing inputs by layer, one row a system, indexed by system and inputs.
     :raises KeyError: a name that Table 4 does not have.
     """
+    from dobnb.measurement import failures  # here, because pages are rendered without torch
+
     rows = [
         {"system": f"{name} (paper)", "inputs": "the paper's", "n": 512, "content": failing_layers(TABLE_4[name]),
          "all tokens": "not at hand"}

@@ -13,6 +13,8 @@ import json
 import re
 import shutil
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -74,8 +76,8 @@ def run(
     if (found := _finished(out)) is not None:
         if different := differences(about_of(found.provenance), job.about):
             raise _other_run(out, different)
-        if matrices and not (out / "matrices.npz").exists():
-            raise MeasurementError(f"{out} is finished, and its matrices were not kept; measure into another --out")
+        if matrices:
+            _check_matrices(out, found)
         shutil.rmtree(out / "blocks", ignore_errors=True)  # the last run may have been killed before it did
         tell(f"{out} is finished already: all {found.n[0]} inputs skipped")
         return found
@@ -176,6 +178,20 @@ def _check_size(tallies: Tallies) -> None:
             f"the averaged matrices take {size / 1e6:.0f} MB, more than the {MATRICES_LIMIT / 1e6:.0f} MB that a "
             "result may keep; leave --matrices out"
         )
+
+
+def _check_matrices(out: Path, found: Measurement) -> None:
+    """Refuse a finished run whose matrices are not there whole."""
+    path = out / "matrices.npz"
+    if not path.exists():
+        raise MeasurementError(f"{out} is finished, and its matrices were not kept; measure into another --out")
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            whole = kept["averaged"].shape[0] == found.layers and len(kept["roles"]) == kept["averaged"].shape[-1]
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        whole = False
+    if not whole:
+        raise MeasurementError(f"{path} is damaged; delete {out} and run again, which measures anew")
 
 
 def _save_matrices(path: Path, tallies: Tallies) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO
 
 import numpy as np
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from dobnb.capture import stream_attention
 from dobnb.dobrushin import dobrushin_coefficient
 from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
-from dobnb.errors import DobnbError
+from dobnb.errors import DobnbError, PaddingError
 from dobnb.kernel import mean_of_heads
+from dobnb.stochastic import MatrixError
 from dobnb.tokens import CONTENT, PADDING, ModelInputs
 
 MOST_INPUTS, MOST_BLOCKS = 1 << 21, 1 << 14
@@ -131,14 +132,16 @@ def on_grids(total: np.ndarray) -> np.ndarray:
 # A layer ------------------------------------------------------------------------------------------------------------
 
 
-def layer_tallies(weights: Tensor, content: Tensor, heads: bool) -> tuple[dict[str, Tensor], Tensor, EqualityReport]:
+def layer_tallies(
+    weights: Tensor, content: Tensor, heads: bool
+) -> tuple[dict[str, Tensor], Tensor, dict[str, EqualityReport]]:
     """All that one layer's attention is tested for but depth: a pass over the heads, and two over their mean.
 
     :param weights: row-stochastic, float32 or float64, shape (B, H, N, N), contiguous.
     :param content: which tokens are content, bool, shape (N,).
     :param heads: test every head too.
     :return: what :class:`Tallies` has by input, shapes (B,) and (B, H); the means over heads, float64, (B, N, N);
-        and their report on all tokens.
+        and their reports, ``content`` and ``all``.
     :raises MatrixError: rows that do not sum to 1, or fewer than two content tokens.
     """
     found = {}
@@ -150,15 +153,15 @@ def layer_tallies(weights: Tensor, content: Tensor, heads: bool) -> tuple[dict[s
         found["heads_near"] = torch.cat([report.margin for report in reports]) < NEAR_TIE
     # Heads are summed in float64, on the CPU without a float64 copy of every head.
     mean = torch.from_numpy(mean_of_heads(weights.numpy())) if on_cpu else weights.double().mean(1)
-    on_content, on_all = check_equality(mean, tokens=content), check_equality(mean)
-    for name, report in (("content", on_content), ("all", on_all)):
+    reports = {"content": check_equality(mean, tokens=content), "all": check_equality(mean)}
+    for name, report in reports.items():
         found |= {
             f"{name}_holds": report.holds,
             f"{name}_kappa": report.kappa,
             f"{name}_margin": report.margin,
             f"{name}_gap": report.relative_gap,
         }
-    return found, mean, on_all
+    return found, mean, reports
 
 
 @dataclass
@@ -198,6 +201,52 @@ class _Group:
     layers: list[dict[str, np.ndarray]]
 
 
+@dataclass
+class _Average:
+    """The sum over a block's inputs of the mean over heads, by layer, while their tokens have the same roles."""
+
+    roles: tuple[str, ...] | None = None
+    totals: list[Tensor] | None = field(default_factory=list)
+    """None once inputs differ in their tokens."""
+
+    def expect(self, groups: Sequence[_Group]) -> None:
+        """Hear of the roles of inputs whose matrices are to come."""
+        self.roles = self.roles or groups[0].roles
+        if any(group.roles != self.roles for group in groups):
+            self.totals = None
+
+    def add(self, layer: int, mean: Tensor) -> None:
+        """Add matrices of shape (B, N, N), one by one, in order: the sum does not depend on the batch size."""
+        if self.totals is None:
+            return
+        if layer == len(self.totals):
+            self.totals.append(torch.zeros_like(mean[0]))
+        for matrix in mean:
+            self.totals[layer] += matrix
+
+
+def _without_padding(roles: Sequence[tuple[str, ...]], padding: Tensor) -> list[tuple[str, ...]]:
+    """The roles of a batch, with what attention's own mask hides as padding too.
+
+    :param padding: as :func:`dobnb.capture.stream_attention` gives it, bool (B, N).
+    """
+    if padding.shape != (len(roles), len(roles[0])):
+        raise TallyError(
+            f"attention is of {padding.shape[0]} inputs of {padding.shape[1]} tokens, the roles are of {len(roles)} of "
+            f"{len(roles[0])}; pass content=..., a mask over the tokens that attention has"
+        )
+    found = []
+    for i, (row, hidden) in enumerate(zip(roles, padding.tolist(), strict=True)):
+        for token, role in enumerate(row):
+            if role == PADDING and not hidden[token]:
+                raise PaddingError(
+                    f"token {token} of input {i} is padding by the attention_mask, but the model attends to it, so it "
+                    "does not heed that mask, or reads it another way; pass one that is 0 or false at padding alone"
+                )
+        found.append(tuple(PADDING if masked else role for role, masked in zip(row, hidden, strict=True)))
+    return found
+
+
 def _groups(roles: Sequence[tuple[str, ...]], device: torch.device, depth: bool) -> list[_Group]:
     """The inputs of a batch by their roles, in the order of the first of each."""
     members: dict[tuple[str, ...], list[int]] = {}
@@ -223,7 +272,8 @@ def tally_block(
 ) -> Tallies:
     """Run `model` on the batches of a block, in order, and tally the attention of every layer as it comes.
 
-    :param batches: inputs, and the role of every position of each, as :func:`dobnb.tokens.token_roles` gives them.
+    :param batches: inputs, and the role of every position of each, as :func:`dobnb.tokens.token_roles` gives them. What
+        attention's own mask hides is padding, whatever its role.
     :param start: the number of the first input.
     :param heads: test every head too.
     :param depth: the bounds of each input's rollout too.
@@ -231,61 +281,72 @@ def tally_block(
     :raises CaptureError: the model's attention cannot be streamed.
     :raises MatrixError: it is not row-stochastic once padding is dropped, or fewer than two tokens are content.
     """
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     parts: list[dict[str, np.ndarray]] = []
-    common: tuple[str, ...] | None = None
-    totals: list[Tensor] | None = []  # by layer; None once inputs differ in their tokens
+    average = _Average()
     for batch, roles in batches:
-        groups = _groups(roles, device, depth)
-        common = common or groups[0].roles
-        if any(group.roles != common for group in groups):
-            totals = None
-        parts.append(_tally_batch(model, batch, roles, groups, heads, totals))
+        first = start + sum(map(_length, parts))
+        parts.append(_tally_batch(model, batch, roles, first, heads, depth, average))
     by_input = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    inputs = np.arange(start, start + len(by_input["tokens"]))
-    if totals is None:
+    inputs = np.arange(start, start + _length(by_input))
+    if average.totals is None:
         return Tallies(inputs, by_input, None, None)
-    return Tallies(inputs, by_input, common, on_grids(torch.stack(totals).numpy(force=True)))
+    return Tallies(inputs, by_input, average.roles, on_grids(torch.stack(average.totals).numpy(force=True)))
+
+
+def _length(by_input: dict[str, np.ndarray]) -> int:
+    return len(by_input["tokens"])
+
+
+def _first_refused(weights: Tensor, content: Tensor, heads: bool) -> tuple[int, MatrixError] | None:
+    """Which input of several is refused, and why."""
+    for position, one in enumerate(weights.split(1)):
+        try:
+            layer_tallies(one.contiguous(), content, heads)
+        except MatrixError as error:
+            return position, error
+    return None
 
 
 def _tally_batch(
     model: nn.Module,
     batch: ModelInputs,
     roles: Sequence[tuple[str, ...]],
-    groups: list[_Group],
+    first: int,
     heads: bool,
-    totals: list[Tensor] | None,
+    depth: bool,
+    average: _Average,
 ) -> dict[str, np.ndarray]:
-    """One forward pass: what :class:`Tallies` has by input. Adds the means over heads to `totals`, by layer."""
+    """One forward pass: what :class:`Tallies` has by input. Adds the means over heads to `average`.
+
+    :param first: the number of the batch's first input.
+    """
+    groups: list[_Group] = []
+
+    def start(padding: Tensor) -> None:
+        groups.extend(_groups(_without_padding(roles, padding), padding.device, depth))
+        average.expect(groups)
 
     def sink(layer: int, weights: Tensor) -> None:
-        if (weights.shape[0], weights.shape[-1]) != (len(roles), len(roles[0])):
-            raise TallyError(
-                f"layer {layer}: attention is of {weights.shape[0]} inputs of {weights.shape[-1]} tokens, the roles "
-                f"are of {len(roles)} of {len(roles[0])}; pass content=..., a mask over the tokens that attention has"
-            )
         for group in groups:
             part = weights if len(groups) == 1 else weights[group.members]
             if group.kept is not None:
                 part = part.index_select(-2, group.kept).index_select(-1, group.kept)
-            found, mean, on_all = layer_tallies(part.contiguous(), group.content, heads)
+            try:
+                found, mean, reports = layer_tallies(part.contiguous(), group.content, heads)
+            except MatrixError as error:
+                position, why = _first_refused(part, group.content, heads) or (0, error)
+                raise MatrixError(f"input {first + group.members[position]}, layer {layer + 1}: {why}") from None
             if group.depth is not None:
-                found |= group.depth.layer(mean, on_all)
+                found |= group.depth.layer(mean, reports["all"])
             group.layers.append({name: values.numpy(force=True) for name, values in found.items()})
-            if totals is not None:
-                if layer == len(totals):
-                    totals.append(torch.zeros_like(mean[0]))
-                for matrix in mean:  # one by one, in order: the sum does not depend on the batch size
-                    totals[layer] += matrix
+            average.add(layer, mean)
 
-    stream_attention(model, batch, sink)
+    stream_attention(model, batch, sink, on_padding=start)
     order = np.argsort([member for group in groups for member in group.members])
-    by_group = [
-        {name: np.stack([layer[name] for layer in group.layers], 1) for name in group.layers[0]} for group in groups
-    ]
-    sizes = {
-        "tokens": [len(one) - one.count(PADDING) for one in roles],
-        "content_tokens": [one.count(CONTENT) for one in roles],
-    }
-    found = {name: np.concatenate([part[name] for part in by_group])[order] for name in by_group[0]}
-    return found | {name: np.array(values, dtype=np.int64) for name, values in sizes.items()}
+    by_group = []
+    for group in groups:
+        n = len(group.members)
+        sizes = {"tokens": np.full(n, len(group.roles)), "content_tokens": np.full(n, group.roles.count(CONTENT))}
+        layers = {name: np.stack([layer[name] for layer in group.layers], 1) for name in group.layers[0]}
+        by_group.append(layers | sizes)
+    return {name: np.concatenate([part[name] for part in by_group])[order] for name in by_group[0]}

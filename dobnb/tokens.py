@@ -7,12 +7,12 @@ register and distillation tokens, separators, padding.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from dobnb.errors import DobnbError
 
@@ -62,7 +62,12 @@ def is_a(module: nn.Module, *names: str) -> bool:
 def named_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
     """`inputs` by the names that the model's ``forward`` gives them; None where it is not passed."""
     args, kwargs = as_arguments(inputs)
-    found = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    return arguments_of(model.forward, *args, **kwargs)
+
+
+def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What `function` is called with, by the names that it gives its arguments."""
+    found = inspect.signature(function).bind_partial(*args, **kwargs).arguments
     return found | found.get("kwargs", {})
 
 
@@ -84,7 +89,7 @@ def patch_size(model: nn.Module) -> tuple[int, int] | None:
     if isinstance(model, PreTrainedModel):
         size = getattr(model.config, "patch_size", None)
     elif is_a(model, *_TIMM_VISION):
-        size = model.patch_embed.patch_size
+        size = model.patch_embed.feat_ratio(as_scalar=False)  # of hybrids, whose patches are of a map, in pixels too
     else:
         size = model.patch_size if is_a(model, _TORCHVISION) else None
     return None if size is None else _sides(size, "patch")
@@ -95,10 +100,9 @@ def token_roles(model: nn.Module, inputs: ModelInputs) -> tuple[tuple[str, ...],
 
     Images: prefix tokens, then patches. Text: padding is where ``attention_mask`` is 0, and where there is no mask,
     where the padding id is. Special tokens are known by the ids that the config names; the ids of BERT, DistilBERT and
-    ELECTRA, which it does not name, are 101 and 102 in the vocabularies of Google's BERT. In another vocabulary of
-    these models the first token that is not padding is taken for cls, the last for a separator and with it all of the
-    same id, as long as the inputs agree on both. A decoder's begin and end tokens are separators. FT-Transformer: cls,
-    then one content token a feature.
+    ELECTRA, which it does not name, are 101 and 102 in the vocabularies of Google's BERT. With another vocabulary they
+    have to be set, as :func:`name_special_tokens` does. A decoder's begin and end tokens are separators.
+    FT-Transformer: cls, then one content token a feature.
 
     :param model: as :func:`dobnb.capture.stream_attention` takes it; so are the `inputs`.
     :return: for each of the B inputs one of `ROLES` for each of the N positions, in order.
@@ -144,12 +148,12 @@ def _text_roles(config: PreTrainedConfig, ids: Tensor, mask: Tensor | None) -> t
             f"attention_mask has shape {tuple(real.shape)}, the ids {tuple(ids.shape)}; pass one flag a token"
         )
     if not first and not last:
-        if not encoder:
+        if not _of_google(config):
             raise TokenError(
-                f"the config of model type {config.model_type!r} names no special tokens; "
-                "pass content=..., a mask over the tokens or a function of the batch that gives one"
+                f"the config of model type {config.model_type!r} names no special tokens; set its cls_token_id and "
+                "sep_token_id, or pass content=..., a mask over the tokens or a function of the batch"
             )
-        first, last = ([_BERT_CLS], [_BERT_SEP]) if config.vocab_size in _BERT_VOCABULARIES else _outer(ids, real)
+        first, last = [_BERT_CLS], [_BERT_SEP]
     roles = []
     for row, kept in zip(ids.tolist(), real.tolist(), strict=True):
         roles.append(tuple(_role(token, keep, encoder, first, last) for token, keep in zip(row, kept, strict=True)))
@@ -170,16 +174,23 @@ def _ids(config: PreTrainedConfig, *names: str) -> list[int]:
     return [token for value in values if value is not None for token in (value if isinstance(value, list) else [value])]
 
 
-def _outer(ids: Tensor, real: Tensor) -> tuple[list[int], list[int]]:
-    """The ids of the first and of the last token that is not padding, which have to be special ones."""
-    rows = [row[keep].tolist() for row, keep in zip(ids, real, strict=True)]
-    firsts, lasts = ({row[end] for row in rows if row} for end in (0, -1))
-    if len(firsts) != 1 or len(lasts) != 1 or firsts == lasts or any(row.count(row[0]) > 1 for row in rows if row):
-        raise TokenError(
-            "the inputs do not begin and end with the same two special tokens; let the tokenizer add them "
-            "(add_special_tokens=True), or pass content=..., a mask over the tokens"
-        )
-    return list(firsts), list(lasts)
+def _of_google(config: PreTrainedConfig) -> bool:
+    """Whether the special tokens are those of Google's BERT, which no config names."""
+    return config.model_type in _TEXT_ENCODERS and config.vocab_size in _BERT_VOCABULARIES
+
+
+def lacks_special_tokens(model: nn.Module) -> bool:
+    """Whether it is a text encoder whose special tokens neither its config nor its vocabulary gives away."""
+    if not isinstance(model, PreTrainedModel) or model.config.model_type not in _TEXT_ENCODERS:
+        return False
+    named = _ids(model.config, "cls_token_id", "bos_token_id", "sep_token_id", "eos_token_id")
+    return not named and not _of_google(model.config)
+
+
+def name_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write the tokenizer's special tokens into the config of a model, in memory, where it lacks them."""
+    if lacks_special_tokens(model):
+        model.config.cls_token_id, model.config.sep_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
 
 
 def image_token_roles(config: PreTrainedConfig, image_size: int | Sequence[int] | None = None) -> tuple[str, ...]:
@@ -246,6 +257,26 @@ def content_mask(roles: Sequence[str]) -> torch.Tensor:
         if role not in ROLES:
             raise TokenError(f"position {position} has the role {role!r}; roles are {', '.join(ROLES)}")
     return torch.tensor([role == CONTENT for role in roles], dtype=torch.bool)
+
+
+def token_names(roles: Sequence[str]) -> list[str]:
+    """What each token is called in tables: by its role, with a number from 1 where there are several of it; content by
+    its number alone.
+
+    :param roles: one of `ROLES` a position, or another name of what is special.
+
+    >>> token_names(["cls", "register", "register", "content", "content"])
+    ['cls', 'reg#1', 'reg#2', '1', '2']
+    """
+    short = {CONTENT: "", REGISTER: "reg", SEPARATOR: "sep"}
+    counts: dict[str, int] = {}
+    names = []
+    for role in roles:
+        counts[role] = counts.get(role, 0) + 1
+        name, number = short.get(role, role), counts[role]
+        alone = role != CONTENT and roles.count(role) == 1
+        names.append(name if alone else f"{name}#{number}" if name else str(number))
+    return names
 
 
 def role_map(roles: Sequence[str], *, words: Sequence[str] | None = None, width: int | None = None) -> str:

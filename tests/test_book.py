@@ -148,7 +148,8 @@ def test_executed_notebook_holds_the_text_and_its_outputs_alone(executed: Path) 
 
 def test_record_and_status_page(executed: Path) -> None:
     record = json.loads((executed / "results" / "book.json").read_text())["notebooks"]["01_small"]
-    assert set(record) == {"when", "seconds", "digest", "parameters", "machine", "versions", "weights"}
+    assert set(record) == {"when", "seconds", "peak_mb", "digest", "parameters", "machine", "versions", "weights"}
+    assert 20 < record["peak_mb"] < 4000
     assert record["parameters"] == {"n": 3, "word": "a"} and record["weights"] == {}
     assert record["digest"] == nbformat.read(notebook_of(executed), as_version=4).metadata.dobnb.digest
     status = (executed / "book" / "status.md").read_text()

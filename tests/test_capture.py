@@ -128,10 +128,14 @@ def test_padding_gets_no_attention(name):
         assert weights[1, :, :7, :7].diagonal(dim1=-2, dim2=-1).min() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_decoder_does_not_look_ahead_and_may_be_padded_on_the_left(name):
-    """Rows of padding on the left see nothing, and eager attention makes them uniform; words are as without it."""
-    model, inputs = build(name)
+def test_a_decoder_does_not_look_ahead_and_may_be_padded_on_the_left(name, dtype):
+    """Rows of padding on the left see nothing, and eager attention makes them uniform; words are as without it.
+
+    Of Llama in float64 transformers makes NaN throughout: its softmax is in float32, where the mask is -inf.
+    """
+    model, inputs = build(name, dtype)
     ids = inputs["input_ids"][:1]
     padded = {
         "input_ids": torch.cat([torch.full((1, 3), 4), ids], 1),
@@ -177,6 +181,21 @@ def test_inner_configs_keep_their_own_implementation():
     assert [part.config._attn_implementation for part in (model, model.text_model, model.vision_model)] == before
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_boolean_mask_of_pairs_is_a_mask(name):
+    """Eager attention alone would add 1 where it is true; fused attention hides what is false, and so do we."""
+    model, inputs = build(name, torch.float64)
+    pairs = (
+        torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, 12, 12)
+        & inputs["attention_mask"][:, None, None].bool()
+    )
+    given = {"input_ids": inputs["input_ids"], "attention_mask": pairs}
+    layers, output = captured(model, given)
+    assert all(weights.masked_fill(pairs, 0).max() == 0 for weights in layers)
+    with torch.no_grad():
+        assert (output.last_hidden_state - model(**given).last_hidden_state).abs().max() < 1e-5
+
+
 def test_no_gradients_and_the_models_own_output():
     model, inputs = build("dinov2")
     with torch.no_grad():
@@ -212,8 +231,9 @@ def test_the_sink_may_overwrite_the_weights():
     assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
 
 
-def test_an_exception_in_the_sink_leaves_the_model_as_it_came():
-    model, inputs = build("dinov2")
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exception_in_the_sink_leaves_the_model_as_it_came(name):
+    model, inputs = build(name)
     expected, _ = captured(model, inputs)
 
     def sink(layer, weights):
@@ -305,8 +325,9 @@ def test_runs_of_two_threads_on_one_model_take_turns():
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_two_runs_in_a_row_are_the_same():
-    model, inputs = build("bert")
+@pytest.mark.parametrize("name", MODELS)
+def test_two_runs_in_a_row_are_the_same(name):
+    model, inputs = build(name)
     first, second = captured(model, inputs)[0], captured(model, inputs)[0]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -347,12 +368,42 @@ def test_cross_attention_is_skipped_and_said_so():
     assert all((ours - theirs).abs().max() <= 1e-6 for ours, theirs in zip(layers, expected, strict=True))
 
 
-def test_the_encoder_of_an_encoder_decoder():
+@pytest.mark.filterwarnings("ignore::dobnb.errors.CrossAttentionSkipped")
+@pytest.mark.parametrize("kind", ["Bart", "Marian"])
+def test_the_parts_of_an_encoder_decoder_have_depths_of_their_own(kind):
     size = dict(encoder_ffn_dim=32, decoder_ffn_dim=32, encoder_attention_heads=4, decoder_attention_heads=4)
-    model = tf.BartModel(tf.BartConfig(d_model=24, encoder_layers=3, decoder_layers=2, vocab_size=50, **size)).eval()
+    config = getattr(tf, f"{kind}Config")(
+        d_model=24, encoder_layers=3, decoder_layers=2, vocab_size=50, pad_token_id=1, **size
+    )
+    model = getattr(tf, f"{kind}Model")(config).eval()
     with pytest.raises(UnsupportedModelError, match="has no single stack of layers"):
         stream_attention(model, words(), print)
     assert len(captured(model.encoder, words())[0]) == 3
+    assert len(captured(model.decoder, words() | {"encoder_hidden_states": torch.rand(2, 12, 24)})[0]) == 2
+
+
+def test_a_model_inside_ones_own():
+    """In a module, in a sequence of them, and in what spreads batches over devices."""
+
+    class Mine(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args, **kwargs):
+            return self.inner(*args, **kwargs)
+
+    model, inputs = build("bert")
+    expected, output = captured(model, inputs)
+    for holder in (Mine(model), Mine(Mine(model)), torch.nn.DataParallel(model)):
+        before = dict(vars(model))
+        layers, ours = captured(holder.eval(), inputs)
+        assert len(layers) == 3 and all(torch.equal(a, b) for a, b in zip(layers, expected, strict=True))
+        assert torch.equal(ours.last_hidden_state, output.last_hidden_state)
+        assert model.config._attn_implementation == "sdpa" and vars(model) == before
+    model, inputs = build("dinov2")
+    layers, _ = captured(torch.nn.Sequential(model).eval(), inputs["pixel_values"])
+    assert all(torch.equal(a, b) for a, b in zip(layers, captured(model, inputs)[0], strict=True))
 
 
 # The traps behind the public reports

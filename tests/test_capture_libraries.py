@@ -206,6 +206,25 @@ def test_the_definition_on_timms_projections():
             assert (layers[0][:, head] - expected).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "scale"), [(torch.float64, 1e-12, 1), (torch.float32, 1e-6, 1), (torch.float64, 1e-12, 40)]
+)
+def test_the_definition_on_torchs_projections(dtype, tolerance, scale):
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(32, 4, batch_first=True).eval().to(dtype), sequences(dtype)
+    hidden = torch.tensor([[False] * 12, [False] * 7 + [True] * 5])
+    with torch.no_grad():
+        model.in_proj_weight.mul_(scale)
+        model.in_proj_bias.normal_()
+    layers, _ = captured(model, {"query": x, "key": x, "value": x, "key_padding_mask": hidden})
+    with torch.no_grad():
+        projected = x @ model.in_proj_weight.T + model.in_proj_bias
+        q, k = (projected[..., 32 * part : 32 * part + 32].unflatten(-1, (4, 8)).transpose(1, 2) for part in (0, 1))
+    scores = (q @ k.mT / math.sqrt(8)).masked_fill(hidden[:, None, None], -torch.inf)
+    assert (layers[0] - scores.softmax(-1)).abs().max() <= tolerance
+    assert scale == 1 or layers[0].max() > 0.999
+
+
 def test_torchs_own_weights_of_every_layer():
     model, x = build("torch encoder", torch.float64)
     layers, _ = captured(model, x)
@@ -349,7 +368,231 @@ def test_a_decoder_of_torch():
     assert len(layers) == 3 and torch.allclose(layers[0], expected, atol=1e-6)
 
 
+class Block(nn.Module):
+    """Attention whose queries, keys and values come as `call` makes them of x and of positions; `name` is its name."""
+
+    def __init__(self, call, name="attention", **options):
+        super().__init__()
+        torch.manual_seed(0)
+        setattr(self, name, nn.MultiheadAttention(32, 4, batch_first=True, **options))
+        self.call, self.name = call, name
+
+    def forward(self, x):
+        positions = torch.linspace(-1, 1, 12)[:, None].to(x)
+        return self.call(getattr(self, self.name), x, positions)[0]
+
+
+OF_ITS_OWN = {
+    "one tensor": (lambda attend, x, at: attend(x, x, x), "attention"),
+    "equal tensors": (lambda attend, x, at: attend(x + at, x + at, x + at), "attention"),
+    "positions on queries and keys": (lambda attend, x, at: attend(x + at, x + at, x), "attention"),
+    "positions on queries alone": (lambda attend, x, at: attend(x + at, x, x), "self_attn"),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", OF_ITS_OWN)
+def test_self_attention_is_known_by_its_numbers_or_its_name(case):
+    call, name = OF_ITS_OWN[case]
+    model, x = Block(call, name).eval(), sequences(torch.float64)
+    model.double()
+    layers, _ = captured(model, x)
+    with torch.no_grad():
+        attend = getattr(model, name)
+        expected = call(
+            lambda *given: attend(*given, average_attn_weights=False), x, torch.linspace(-1, 1, 12)[:, None]
+        )
+    assert len(layers) == 1 and (layers[0] - expected[1]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        (lambda attend, x, at: attend(x + at, x, x), {}),
+        (lambda attend, x, at: attend(x, x.flip(0), x.flip(0)), {}),
+        (lambda attend, x, at: attend(x, x[..., :16], x[..., :16]), {"kdim": 16, "vdim": 16}),
+    ],
+)
+def test_what_could_be_either_is_refused(call, options):
+    refused("AmbiguousAttentionError", "attention gets queries and keys that differ", Block(call, **options).eval(),
+            sequences(torch.float32))  # fmt: skip
+
+
+@pytest.mark.filterwarnings("default::dobnb.errors.CrossAttentionSkipped")
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda attend, x, at: attend(x, x.flip(0), x.flip(0)), "cross_attn"),
+        (lambda attend, x, at: attend(x, x[:, :6], x[:, :6]), "attention"),  # as Linformer projects its keys
+    ],
+)
+def test_no_layer_at_all_is_an_error(call, name):
+    with pytest.warns(capture.CrossAttentionSkipped):
+        refused("NoAttentionError", "every attention of Block was skipped", Block(call, name).eval(),
+                sequences(torch.float32))  # fmt: skip
+
+
+@pytest.mark.filterwarnings("default::dobnb.errors.CrossAttentionSkipped")
+def test_a_decoders_layer_as_detr_writes_it():
+    """Positions on queries and keys, or on queries alone; attention to a memory as long as the queries lies between."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attn = nn.MultiheadAttention(32, 4, batch_first=True)
+            self.multihead_attn = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x, memory, at):
+            x = x + self.self_attn(x + at, x, x)[0]
+            return x + self.multihead_attn(x + at, memory + at, memory)[0]
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            at, memory = torch.linspace(-1, 1, 12)[:, None], x.flip(0)
+            for layer in self.layers:
+                x = layer(x, memory, at)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Decoder().eval(), sequences(torch.float32)
+    with pytest.warns(capture.CrossAttentionSkipped):
+        layers, _ = captured(model, x)
+    with torch.no_grad():
+        first = model.layers[0].self_attn(x + torch.linspace(-1, 1, 12)[:, None], x, x, average_attn_weights=False)[1]
+    assert len(layers) == 2 and (layers[0] - first).abs().max() <= 1e-6
+
+
+def test_values_of_another_width_are_no_matter():
+    model = Block(lambda attend, x, at: attend(x, x, x[..., :16]), vdim=16).eval()
+    assert captured(model, sequences(torch.float32))[0][0].shape == (2, 4, 12, 12)
+
+
+# Padding
+
+
+def hidden_tokens(model, inputs):
+    found = []
+    stream_attention(model, inputs, lambda layer, weights: None, on_padding=lambda padding: found.append(padding))
+    assert len(found) == 1
+    return found[0].tolist()
+
+
+NONE = [[False] * 12] * 2
+SECOND = [[False] * 12, [False] * 7 + [True] * 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("torch encoder", NONE), ("torch encoder, padded", SECOND), ("torch encoder, causal", NONE)]
+)
+def test_padding_is_what_no_token_sees(name, expected):
+    assert hidden_tokens(*build(name)) == expected
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_masks_of_torch_of_every_kind(batch_first):
+    """Boolean and additive, of keys and of pairs, one for all heads and one for each, alone and together."""
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(32, 4, batch_first=batch_first).eval()
+    x = sequences(torch.float32) if batch_first else sequences(torch.float32).transpose(0, 1)
+    keys = torch.tensor(SECOND)
+    low = torch.zeros(keys.shape).masked_fill(keys, -torch.inf)
+    causal = torch.ones(12, 12, dtype=torch.bool).triu(1)
+    pairs = keys[:, None, None].expand(2, 4, 12, 12).flatten(0, 1)
+    for masks in (
+        {"key_padding_mask": keys},
+        {"key_padding_mask": low},
+        {"attn_mask": pairs},
+        {"attn_mask": torch.zeros(pairs.shape).masked_fill(pairs, -1e30)},
+        {"key_padding_mask": keys, "attn_mask": causal},
+    ):
+        assert hidden_tokens(model, {"query": x, "key": x, "value": x} | masks) == SECOND
+    one = x[1] if batch_first else x[:, 1]
+    assert hidden_tokens(model, {"query": one, "key": one, "value": one, "key_padding_mask": keys[1]}) == SECOND[1:]
+
+
+def test_the_mask_of_timm():
+    model, images = build("timm eva02")
+    mask = torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    mask[..., 4] = False
+    seen = []
+    model.forward = lambda x: model.forward_features(x, attn_mask=mask)
+    stream_attention(model, images, lambda layer, weights: seen.append(weights[..., 4].max().item()),
+                     on_padding=lambda padding: seen.append(padding.tolist()))  # fmt: skip
+    assert seen == [[[False] * 4 + [True]] * 2, 0, 0, 0]
+
+
+def test_layers_that_hide_different_tokens():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(2))
+
+        def forward(self, x):
+            for hidden, layer in zip(torch.tensor([NONE, SECOND]), self.layers, strict=True):
+                x = layer(x, x, x, key_padding_mask=hidden)[0]
+            return x
+
+    refused("PaddingError", "layer 1: the mask hides token 7 of input 1", Two().eval(), sequences(torch.float32))
+
+
 # Refusals
+
+
+def test_an_input_that_is_padding_alone():
+    """torch makes its rows NaN."""
+    model, inputs = build("torch encoder, padded")
+    inputs["src_key_padding_mask"][1] = True
+    refused("MaskedRowError", "input 1 of the batch is padding alone", model, inputs)
+
+
+@pytest.mark.parametrize("low", [-torch.inf, -1e30, -1e9])
+def test_a_float_mask_that_is_low_throughout(low):
+    model, x = build("torch encoder")
+    mask = torch.zeros(12, 12)
+    mask[4] = low
+    refused("MaskedRowError", "leaves token 4 of input 0 nothing", model, {"src": x, "mask": mask})
+
+
+class Stubborn(nn.MultiheadAttention):
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
+                average_attn_weights=True, is_causal=False):  # fmt: skip
+        return super().forward(query, key, value, need_weights=False)
+
+
+class Averaging(nn.MultiheadAttention):
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
+                average_attn_weights=True, is_causal=False):  # fmt: skip
+        return super().forward(query, key, value)
+
+
+class Short(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (Stubborn, "Stubborn does not give every head's weights"),
+        (Averaging, "Averaging does not give every head's weights"),
+        (Short, "Short takes other arguments"),
+    ],
+)
+def test_classes_derived_from_torchs_attention(kind, match):
+    x = sequences(torch.float32)
+    given = x if kind is Short else (x, x, x)
+    refused("UnsupportedModelError", match, kind(32, 4, batch_first=True).eval(), given)
+
+
+@pytest.mark.parametrize("name", ["torch encoder, padded", "timm vit"])
+def test_autocast(name):
+    model, inputs = build(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        refused("HalfPrecisionError", "leave autocast off", model, inputs)
 
 
 def refused(error, match, model, inputs):
@@ -416,7 +659,9 @@ def test_one_block_of_ft_transformer_has_no_square_layer():
 def test_encoder_and_decoder_in_one():
     model = nn.Transformer(32, 4, 1, 1, 48, batch_first=True).eval()
     x = sequences(torch.float32)
-    refused("UnsupportedModelError", "holds a Transformer", model, (x, x))
+    refused("UnsupportedModelError", "Transformer is an nn.Transformer", model, (x, x))
+    held = nn.ModuleDict({"inner": model}).eval()
+    refused("UnsupportedModelError", "ModuleDict holds an nn.Transformer", held, (x, x))
 
 
 def test_added_keys():
@@ -441,7 +686,7 @@ def test_a_row_that_is_masked_throughout():
     model, inputs = build("torch encoder, padded")
     inputs["mask"] = torch.zeros(12, 12, dtype=torch.bool)
     inputs["mask"][4] = True
-    refused("MaskedRowError", "layer 0: row 4 of input 0, head 0", model, inputs)
+    refused("MaskedRowError", "leaves token 4 of input 0 nothing", model, inputs)
 
 
 @pytest.mark.parametrize("name", ["timm vit", "torchvision vit", "torch encoder"])

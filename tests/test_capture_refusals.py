@@ -23,7 +23,7 @@ def refused(error, match, model, inputs, sink=lambda layer, weights: None, **opt
 
 def test_every_error_is_one_of_the_family():
     errors = [getattr(capture, name) for name in capture.__all__ if name.endswith("Error")]
-    assert len(errors) == 15
+    assert len(errors) == 17
     assert all(issubclass(error, capture.CaptureError) and issubclass(error, DobnbError) for error in errors)
 
 
@@ -35,9 +35,28 @@ def test_what_is_no_model():
     refused("UnsupportedModelError", "Linear has no self-attention", nn.Linear(2, 2).eval(), torch.ones(1, 2))
 
 
-def test_a_transformers_model_inside_another_module():
-    model = nn.Sequential(build("dinov2")[0]).eval()
-    refused("UnsupportedModelError", "holds a Dinov2Model", model, pixels()["pixel_values"])
+class Holder(nn.Module):
+    """A model of transformers inside one's own, which makes its inputs larger; another part may attend as well."""
+
+    def __init__(self, inner, other=None):
+        super().__init__()
+        self.inner, self.other = inner, other
+
+    def forward(self, images):
+        return self.inner(nn.functional.interpolate(images, scale_factor=0.5))
+
+
+def test_a_transformers_model_inside_another_module_is_held_against_what_it_gets():
+    model = Holder(build("dinov2")[0]).eval()
+    stream_attention(model, torch.rand(1, 3, 32, 64), lambda layer, weights: None)
+    refused("ImageSizeError", "images are 15 x 32 px", model, torch.rand(1, 3, 30, 64))
+    assert "forward" not in vars(model.inner)
+
+
+def test_two_stacks_of_layers():
+    several = "attends in several parts, inner .Dinov2Model., other"
+    for other in (nn.MultiheadAttention(24, 4), build("vit")[0]):
+        refused("UnsupportedModelError", several, Holder(build("dinov2")[0], other).eval(), torch.rand(1, 3, 64, 64))
 
 
 def test_a_model_in_training_mode_stays_in_it():
@@ -64,9 +83,22 @@ def test_windowed_attention():
     refused("WindowedAttentionError", "8 attention matrices a head for 2 images", model, pixels())
 
 
-def test_linear_attention():
+def test_windows_that_transformers_cannot_switch():
+    config = tf.Swinv2Config(embed_dim=12, depths=[1], num_heads=[2], image_size=32, patch_size=4, window_size=4)
+    refused("WindowedAttentionError", "Swinv2Model attends within windows", tf.Swinv2Model(config).eval(), pixels())
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "Falcon", "MPNet", "RoFormer"])
+def test_attention_that_transformers_cannot_switch(kind):
+    sizes = {key: value for key, value in TEXT.items() if key != "intermediate_size"}
+    config = getattr(tf, f"{kind}Config")(**sizes)
+    model = getattr(tf, f"{kind}Model")(config).eval()
+    refused("NoAttentionError", f"no layer of {kind}Model gave attention", model, words())
+
+
+def test_a_model_without_softmax():
     model = tf.FNetModel(tf.FNetConfig(**{k: v for k, v in TEXT.items() if k != "num_attention_heads"})).eval()
-    refused("CompressedAttentionError", "no layer of FNetModel gave attention", model, words()["input_ids"])
+    refused("NoAttentionError", "no layer of FNetModel gave attention", model, words()["input_ids"])
 
 
 def test_compressed_attention():
@@ -180,10 +212,29 @@ def test_half_precision(dtype):
     refused("HalfPrecisionError", f"attention is {dtype}", model, inputs)
 
 
-def test_autocast():
-    model, inputs = build("dinov2")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["dinov2", "bert", "distilbert", "llama"])
+def test_autocast(name, dtype):
+    """With a mask in float32, softmax and weights are float32 too, of scores that are not."""
+    model, inputs = build(name)
+    with torch.autocast("cpu", dtype=dtype):
         refused("HalfPrecisionError", "leave autocast off", model, inputs)
+        seen = []
+        stream_attention(model, inputs, lambda layer, weights: seen.append(weights), allow_half=True)
+    assert len(seen) == 3
+
+
+def test_autocast_inside_the_model():
+    class Inside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(24, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.attention(x, x, x)[0]
+
+    refused("HalfPrecisionError", "leave autocast off", Inside().eval(), torch.rand(5, 2, 24))
 
 
 def test_nan():

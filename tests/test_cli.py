@@ -15,7 +15,7 @@ from PIL import Image
 from dobnb import __version__, cli
 from dobnb.inputs import photographs
 from dobnb.measurement import measure
-from dobnb.models import MODELS
+from dobnb.models import MODELS, is_cached
 from dobnb.weights import EMBEDDED
 
 NAME = "dinov2-small-saliency"
@@ -55,6 +55,8 @@ def test_models_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "layers", "heads", "tokens", "weights", "source"]
     assert [row.split()[0] for row in rows] == list(MODELS)
+    cached = {row.split()[0]: is_cached(row.split()[0]) for row in rows}
+    assert all(("  cached  " in row) == cached[row.split()[0]] for row in rows)
     # DINOv2-S/14 at 224 px: 12 layers of 6 heads, 16 x 16 patches and cls
     assert any(row.split()[:4] == [NAME, "12", "6", "257"] for row in rows)
 
@@ -172,6 +174,22 @@ def test_show_prints_one_row_a_measurement(measured: Path, capsys: pytest.Captur
     assert printed.count(f"{held}/24") == 2 and NAME in printed
     assert "per input, content" in printed and "averaged, exact layers" in printed
     assert "As the paper's Table 1" in printed and "as the paper's Table 4" in printed
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J\x1b[31mred", "two\nlines", "\x9b2J"])
+def test_show_prints_no_escape_character_of_a_file(
+    name: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = json.loads((measured / "result.json").read_text())
+    other["provenance"]["model"]["name"] = other["provenance"]["inputs"]["name"] = name
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    assert cli.main(["show", str(tmp_path / "other.json")]) == 0
+    printed = capsys.readouterr().out
+    assert all(line.isprintable() for line in printed.split("\n")) and name not in printed
+    other["provenance"]["inputs"]["digest"] = other[name] = name
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    assert cli.main(["show", str(tmp_path / "other.json")]) == 2
+    assert capsys.readouterr().err.rstrip("\n").isprintable()
 
 
 def test_compare_counts_the_verdicts_that_flip(

@@ -15,26 +15,14 @@ from filelock import FileLock
 from rtdl_revisiting_models import FTTransformer
 from scipy.spatial.distance import pdist
 
-from dobnb import cli, ft_transformer, plots
+from dobnb import cli, ft_transformer, plots, training
 from dobnb.capture import stream_attention
-from dobnb.ft_transformer import (
-    TrainingError,
-    against_null,
-    build,
-    evaluate,
-    load_tensors,
-    load_trained,
-    measure_rows,
-    predict,
-    read_evaluation,
-    read_record,
-    save_evaluation,
-    train,
-)
+from dobnb.ft_transformer import against_null, build, evaluate, load_trained, measure_rows, predict, train
 from dobnb.inputs import Inputs
 from dobnb.measurement import measure
 from dobnb.published import compare_table_3
 from dobnb.tables import PARTS, Table, load_table, prepare, score
+from dobnb.training import TrainingError, load_tensors, read_evaluation, read_record, save_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +178,7 @@ def test_half_a_write_leaves_the_checkpoint_before_it(
     table: Table, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full while the checkpoint of epoch 4 is written."""
-    real, written = ft_transformer.save_file, []
+    real, written = training.save_file, []
 
     def save_file(tensors: dict, path: str, metadata: dict) -> None:
         if "checkpoint" in path:
@@ -200,7 +188,7 @@ def test_half_a_write_leaves_the_checkpoint_before_it(
                 raise OSError("no space left")
         real(tensors, path, metadata)
 
-    monkeypatch.setattr(ft_transformer, "save_file", save_file)
+    monkeypatch.setattr(training, "save_file", save_file)
     with pytest.raises(OSError, match="no space left"):
         train(table, blocks=2, seed=5, folder=tmp_path, batch_size=32, max_epochs=9)
     monkeypatch.undo()

@@ -5,6 +5,7 @@ The models are narrow, but have the depth, heads, config, processor and weights'
 
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from hub_server import Commit, Hub, running
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from dobnb import models
+from dobnb import cli, models
 from dobnb.capture import stream_attention
 from dobnb.inputs import read_inputs
 from dobnb.models import MODELS, ModelError, is_cached, load_model, load_tokenizer, preprocessing, weights_identity
@@ -89,6 +90,13 @@ def refusal(name: str = NAME, **options: str) -> str:
     message = str(caught.value)
     assert "\n" not in message and name in message
     return message
+
+
+def listed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `dobnb models` says of where the weights are."""
+    assert cli.main(["models"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[0] == name)
+    return next(cell for cell in re.split(r"  +", row) if "cached" in cell)
 
 
 def downloads(hub: Hub) -> list[str]:
@@ -190,7 +198,7 @@ def test_a_branch_a_tag_and_a_commit(hub: Hub, saved: Path, tmp_path: Path) -> N
         assert weights_identity(NAME, load_model(NAME, revision=revision))["commit"] == first.hash
 
 
-def test_a_model_in_several_files(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_in_several_files(hub: Hub, tmp_path: Path, cache: Path) -> None:
     whole = save(NAME, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     config = (tmp_path / "config.json").read_text()
@@ -205,6 +213,8 @@ def test_a_model_in_several_files(hub: Hub, tmp_path: Path) -> None:
     assert all(torch.equal(value, whole.state_dict()[key]) for key, value in model.state_dict().items())
     hub.repositories.clear()
     assert isinstance(load_model(NAME), PreTrainedModel)  # out of the cache
+    next(cache.rglob(shards[1])).unlink()
+    assert not is_cached(NAME)
 
 
 def test_a_cut_connection_is_resumed(
@@ -360,9 +370,16 @@ def test_no_network(cache: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -
         assert "HF_HUB_OFFLINE is set; unset it" in refusal("dinov2-base")
 
 
-def test_no_network_and_half_a_cache(hub: Hub, saved: Path, waits: list[float]) -> None:
+def test_no_network_and_half_a_cache(
+    hub: Hub, saved: Path, cache: Path, waits: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     hub.publish(REPOSITORY, saved)
     assert preprocessing(NAME) == MODELS[NAME].preprocessing  # the configs are cached now, the weights are not
+    assert not is_cached(NAME)
+    assert listed(NAME, capsys) == "hub, not cached"
+    load_model(NAME)
+    assert is_cached(NAME) and listed(NAME, capsys) == "cached"
+    next(cache.rglob("config.json")).unlink()
     assert not is_cached(NAME)
     hub.fault("api", 500, 4)
     assert "gave HTTP 500" in refusal()

@@ -23,6 +23,7 @@ import torch
 from hub_models import PROCESSORS
 from PIL import Image
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import RobertaProcessing, TemplateProcessing
@@ -42,6 +43,7 @@ from dobnb.inputs import (
     text_file,
     to_image,
     wikitext,
+    word_pieces,
 )
 from dobnb.models import MODELS, Preprocessing, load_tokenizer
 
@@ -345,6 +347,15 @@ def test_the_digest_of_a_folder_follows_its_files_and_not_its_place(folder, tmp_
     assert image_folder(tmp_path / "elsewhere", size=28).digest != digest
 
 
+def test_a_relative_folder_is_read_from_wherever_a_worker_stands(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    inputs = image_folder(folder.name, 1, 56)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert inputs.batch(0, 1)["pixel_values"].shape == (1, 3, 56, 56)
+
+
 def test_the_name_is_never_a_path(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert image_folder(".", size=28).name == "3 images of pictures, 28 px"
@@ -470,6 +481,7 @@ def byte_pairs():
     """A tokenizer like RoBERTa's, which tells a word by the space before it, trained on this file."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
     special = ["<s>", "<pad>", "</s>"]
     trainer = BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=ByteLevel.alphabet(),
                          show_progress=False)  # fmt: skip
@@ -555,6 +567,15 @@ def test_a_text_that_is_none(tmp_path, wordpiece):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(InputError, match="makes 0 blocks"):
         text_file(tmp_path / "empty.txt", wordpiece)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_pairs"])
+def test_word_pieces_read_as_the_text(kind, request):
+    """Put together, they are the text; each begins a word exactly if it brings its space."""
+    tokenizer = request.getfixturevalue(kind)
+    said = "unbelievable tokenizers read this"
+    pieces = word_pieces(tokenizer, tokenizer(said, add_special_tokens=False)["input_ids"])
+    assert len(pieces) > 4 and "".join(pieces).strip() == said
 
 
 def test_a_tokenizer_that_puts_nothing_around_or_only_one_side(text, byte_pairs):

@@ -5,16 +5,47 @@ import json
 
 import numpy as np
 import pytest
+import timm
 import torch
+from test_tokens import OWN, bert_tokenizer
 from tiny import noise, tiny, tiny_bert, without_time
-from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+from torch import nn
+from torchvision.models import VisionTransformer
+from transformers import (
+    BertConfig,
+    BertModel,
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+)
 
-from dobnb import Measurement, depth_bounds, measure
-from dobnb.inputs import Inputs, from_tensors
-from dobnb.measurement import MeasurementError, by_layer, failures, flips, measurement_of, percent, table
-from dobnb.published import TABLE_1, TABLE_4, compare_table_1, compare_table_4
+from dobnb import Measurement, cli, depth_bounds, measure, plots
+from dobnb.errors import HalfPrecisionError, PaddingError
+from dobnb.inputs import Inputs, from_tensors, photographs
+from dobnb.measurement import (
+    MeasurementError,
+    by_layer,
+    by_size,
+    carriers,
+    failures,
+    flips,
+    measurement_of,
+    table,
+)
+from dobnb.published import (
+    TABLE_1,
+    TABLE_2,
+    TABLE_4,
+    compare_language_models,
+    compare_table_1,
+    compare_table_2,
+    compare_table_4,
+    not_run,
+)
 from dobnb.stochastic import MatrixError
 from dobnb.tallies import Tallies, TallyError, on_grids
+from dobnb.wording import percent
 
 
 def brute_force(model, images, prefix):
@@ -136,6 +167,8 @@ def test_nothing_to_measure_is_refused():
         measure("dinov2-small", None)
     with pytest.raises(MeasurementError, match="inputs is a Tensor; pass what"):
         measure(tiny(), torch.ones(2, 3, 56, 56))
+    with pytest.raises(MeasurementError, match="model is a list; pass a torch module"):
+        measure([], noise(1))
     with pytest.raises(MeasurementError, match="batch_size is 0"):
         measure(tiny(), noise(1), batch_size=0)
     with pytest.raises(MeasurementError, match="block_size is 0"):
@@ -270,9 +303,110 @@ def test_padding_is_dropped_where_content_is_told():
     assert told.per_input == measure(model, sentences, batch_size=4).per_input
 
 
+class Reader(nn.Module):
+    """Words as vectors; `hide` is the encoder's name for the mask, and who passes it calls it `lengths`."""
+
+    def __init__(self, hide="src_key_padding_mask"):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(24, 3, 32, batch_first=True)
+        self.encoder, self.hide = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), hide
+        with torch.no_grad():
+            for parameter in self.encoder.parameters():
+                parameter.normal_(0, 0.4)
+
+    def forward(self, words, lengths=None):
+        if lengths is None or self.hide is None:
+            return self.encoder(words)
+        hidden = torch.arange(words.shape[1]) >= lengths.unsqueeze(1)
+        if self.hide == "mask":  # one matrix a head
+            square = hidden[:, None, None].expand(-1, 3, words.shape[1], -1).flatten(0, 1)
+            return self.encoder(words, mask=torch.zeros(square.shape).masked_fill_(square, -torch.inf))
+        return self.encoder(words, **{self.hide: hidden})
+
+
+WORDS = torch.randn(4, 7, 24, generator=torch.Generator().manual_seed(2))
+LENGTHS = torch.tensor([7, 4, 5, 7])
+
+
+@pytest.mark.parametrize("hide", ["src_key_padding_mask", "mask"])
+def test_padding_is_dropped_by_whatever_name_the_model_takes_its_mask(hide):
+    """Each padded input measures as it does alone, cut to its length; every token is said to be content."""
+    model = Reader(hide).eval()
+    padded = from_tensors({"words": WORDS, "lengths": LENGTHS}, "padded")
+    found = measure(model, padded, batch_size=4, content=torch.ones(7, dtype=torch.bool))
+    assert found.tallies.by_input["tokens"].tolist() == LENGTHS.tolist()
+    assert found.tallies.by_input["content_tokens"].tolist() == LENGTHS.tolist()
+    for i, length in enumerate(LENGTHS.tolist()):
+        alone = from_tensors({"words": WORDS[i : i + 1, :length]}, "alone")
+        one = measure(model, alone, batch_size=1, content=torch.ones(length, dtype=torch.bool))
+        for name, values in one.tallies.by_input.items():
+            np.testing.assert_allclose(found.tallies.by_input[name][i], values[0], atol=1e-6, err_msg=name)
+    counted = measure(Reader(None).eval(), padded, batch_size=4, content=torch.ones(7, dtype=torch.bool))
+    assert counted.tallies.by_input["tokens"].tolist() == [7] * 4, "the control: no mask, so the same tokens count"
+    assert counted.per_input["all_kappa"] != found.per_input["all_kappa"]
+
+
+def test_torchs_encoder_by_itself_drops_padding():
+    model = Reader().eval().encoder
+    hidden = torch.arange(7) >= LENGTHS.unsqueeze(1)
+    padded = from_tensors({"src": WORDS, "src_key_padding_mask": hidden}, "padded")
+    found = measure(model, padded, batch_size=2, content=torch.tensor([False] + [True] * 6))
+    assert found.tallies.by_input["tokens"].tolist() == [7, 4, 5, 7]
+    assert found.tallies.by_input["content_tokens"].tolist() == [6, 3, 4, 6]
+
+
+def test_a_mask_that_the_model_does_not_heed_is_refused():
+    """Its own attention_mask is true at padding, as torch has it, so what the inputs call padding is seen."""
+
+    class Turned(Reader):
+        def forward(self, words, attention_mask):
+            return self.encoder(words, src_key_padding_mask=attention_mask)
+
+    hidden = torch.arange(7) >= LENGTHS.unsqueeze(1)
+    given = from_tensors({"words": WORDS, "attention_mask": hidden}, "turned")
+    with pytest.raises(PaddingError, match="token 0 of input 0 is padding by the attention_mask, but"):
+        measure(Turned().eval(), given, content=torch.ones(7, dtype=torch.bool))
+
+
+def test_a_named_model_has_its_special_tokens_from_its_tokenizer(tmp_path):
+    """A BERT in a folder, with a vocabulary of its own, whose config names no special tokens."""
+    tokenizer = bert_tokenizer(OWN)
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    BertModel(BertConfig(**sizes, vocab_size=107)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    batch = tokenizer(["a green idea sleeps", "a green idea"], padding=True, return_tensors="pt")
+    given = from_tensors({name: batch[name] for name in ("input_ids", "attention_mask")}, "sentences")
+    found = measure(str(tmp_path), given, batch_size=1)
+    assert found.tallies.by_input["tokens"].tolist() == [6, 5]
+    assert found.tallies.by_input["content_tokens"].tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_photographs_are_passed_as_the_model_takes_them(library):
+    """photographs() calls them pixel_values, as transformers does; the same pixels as a tensor measure the same."""
+    torch.manual_seed(0)
+    if library == "timm":
+        model = timm.create_model("vit_small_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3).eval()
+    else:
+        model = VisionTransformer(32, 16, num_layers=2, num_heads=3, hidden_dim=24, mlp_dim=32).eval()
+    images = photographs(3, size=32)
+    found = measure(model, images)
+    pixels = from_tensors(images.batch(0, 3)["pixel_values"], "pixels")
+    assert found.per_input == measure(model, pixels).per_input
+    with pytest.raises(MeasurementError, match="does not take the inputs input_ids, attention_mask: its arguments are"):
+        measure(model, text(SENTENCES))
+
+
+def test_half_precision_is_not_advised_where_it_is_not_taken():
+    with pytest.raises(HalfPrecisionError, match="stream_attention alone takes it"):
+        measure(tiny().bfloat16(), from_tensors(noise(1).batch(0, 1)["pixel_values"].bfloat16(), "half"))
+
+
 def test_content_that_does_not_fit_is_refused():
     model, images = tiny(), noise(2)
-    for wrong in (torch.ones(17), torch.ones(1, 17, dtype=torch.bool)):
+    for wrong in (torch.ones(17), torch.ones(1, 17, dtype=torch.bool), [True] * 17, "content"):
         with pytest.raises(MeasurementError, match=r"pass a bool mask of shape \(N,\)"):
             measure(model, images, content=wrong)
     with pytest.raises(MeasurementError, match=r"content gave torch\.bool of shape \(17,\)"):
@@ -400,6 +534,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, made):
         ("", "not a readable JSON"),
         ("[" * 100_000, "not a readable JSON"),
         ("[1]", "not a measurement of schema 2"),
+        ('{"schema": 2, "n": [NaN]}', "not a readable JSON file: it holds NaN"),
         ('{"schema": 1}', "not a measurement of schema 2"),
         ('{"schema": 2, "n": []}', "missing or unknown fields: averaged"),
     ],
@@ -424,6 +559,9 @@ DAMAGE = {
     "no averaged verdicts": {"averaged": {}},
     "no depth": {"depth": {"bound": {"q05": [1.0, 1.0]}}},
     "heads of another length": {"heads": {"content": [1], "tested": [1, 1]}},
+    "heads of which none was tested": {
+        "heads": {"content": [0, 0], "tested": [0, 0], "near_ties": [0, 0], "failing": [[], []]}
+    },
 }
 
 
@@ -455,6 +593,86 @@ def test_the_tables_print_the_counts(made):
 def test_failures_read_as_table_4(made):
     row = failures([made]).iloc[0]
     assert row["content"] == "layer 2: 1" and row["all tokens"] == "layer 1: 100; layer 2: 200" and row["n"] == 1000
+
+
+def carried(made, tokens, scores):
+    """`made` with these carriers and their scores, by layer."""
+    L = len(tokens)
+    roles = ["cls", "register", "register", "content", "content"]
+    lists = {"scored": tokens, "scores": scores, "carriers": tokens, "roles": roles}
+    return dataclasses.replace(made, layers=L, averaged=made.averaged | lists)
+
+
+def test_carriers_read_as_table_2(made):
+    """Seven layers: cls; register 2 twice; two patches tied; a patch; cls and a patch tied; nobody."""
+    found = carried(
+        made,
+        [[0], [2], [2], [3, 4], [4], [0, 3], []],
+        [[0.1], [0.2], [0.163], [0.004, 0.004], [0.002], [0.5, 0.5], []],
+    )
+    roles = [("cls",), ("register",), ("register",), ("content",), ("content",), ("cls", "content"), ()]
+    assert found.carrier_roles() == roles
+    row = carriers([found]).iloc[0]
+    assert (row["special carrier"], row["content carrier"], row["undecided"], row["tied"]) == ("3", "2", "2", "2")
+    assert row["max score"] == "0.5" and row["median score, content carrier"] == "0.003"
+    assert row["modal special carrier"] == "reg#2 (2/3)"
+    rows = compare_table_2([found], ["DINOv2-L"])
+    assert rows["special carrier"].tolist() == ["13", "3"]
+    assert rows["modal special carrier"].iloc[0] == "reg#1 (8/13)"
+    without = dataclasses.replace(found, averaged={"left_out": "inputs have 5 to 9 tokens"})
+    assert carriers([without]).iloc[0]["special carrier"] == "no average"
+    with pytest.raises(MeasurementError, match="5 to 9 tokens"):
+        without.carrier_roles()
+
+
+def test_no_special_carrier_is_called_modal(made):
+    row = carriers([carried(made, [[3], [3, 4]], [[0.1], [0.2, 0.2]])]).iloc[0]
+    assert row["special carrier"] == "0" and row["modal special carrier"] == "none"
+    several = carriers([carried(made, [[0], [1]], [[0.1], [0.2]])]).iloc[0]
+    assert several["modal special carrier"] == "cls (1/2), reg#1 (1/2)"  # the lowest index does not win
+
+
+def test_median_gap_needs_enough_failures(made):
+    assert made.median_gap("all") == 0.5
+    assert made.median_gap("content") is None and made.median_gap("content", least=1) == 0.25
+    provenance = made.provenance | {"model": {"name": "made up", "content_tokens": 64}}
+    row = by_size([dataclasses.replace(made, provenance=provenance)]).loc[64]
+    assert row["content, hold"] == "99.95%" and row["content, fail"] == 1 and row["content, median gap"] == "-"
+    assert row["all tokens, fail"] == 300 and row["all tokens, median gap"] == "50.0%"
+    assert row["kappa"] == "0.25 to 0.50" and row["margin"] == "2e-07 to 1e-02"
+
+
+def test_figures_of_carriers_and_sizes_draw_what_they_are_given(made):
+    """Hollow where tokens tie, grey where their roles differ, a cross where nothing carries; nothing below 20."""
+    found = carried(made, [[0], [3, 4], [0, 3], []], [[0.1], [0.004, 0.004], [0.5, 0.5], []])
+    marks = {line.get_label(): line for line in plots.carrier_scores({"a": found}).axes[0].lines}
+    assert set(marks) == {"cls", "content, tied", "different roles, tied", "none: pairs tie"}
+    assert marks["content, tied"].get_ydata()[0] == 0.004
+    assert marks["content, tied"].get_markerfacecolor() == "white"
+    assert marks["cls"].get_markerfacecolor() == marks["cls"].get_color()
+    bound, kappa = plots.doeblin_and_kappa({"a": made}).axes[0].lines
+    assert bound.get_ydata().tolist() == [0.5, 0.5] and kappa.get_ydata().tolist() == [0.5, 0.25]
+    sized = dataclasses.replace(made, provenance=made.provenance | {"model": {"content_tokens": 64}})
+    shares, gaps, kappas = plots.share_by_size({"a": [sized]}).axes
+    assert [line.get_ydata()[0] for line in shares.lines] == [pytest.approx(99.95), 85]
+    assert np.isnan(gaps.lines[0].get_ydata()[0]) and gaps.lines[1].get_ydata()[0] == 50
+    assert kappas.lines[0].get_xdata()[0] == 64
+
+
+def test_figures_of_a_pair_say_ties():
+    """Swapping two tokens: one pair. Three that each keep to themselves: three pairs of disjoint rows."""
+    one = plots.pair_in_text([" the", " green", "er"], [[0.5, 0.5, 0], [0.5, 0.25, 0.25], [0, 0.25, 0.75]], (0, 2))
+    assert one.get_suptitle().endswith("one pair attains it")
+    assert [axes.get_title(loc="left") for axes in one.axes][2] == "they share 0.25"
+    assert "3 pairs attain it, tied" in plots.pair_in_text([" a", " b", " c"], np.eye(3), (0, 1)).get_suptitle()
+    image = np.zeros((4, 4, 3), dtype=np.uint8)
+    assert "6 pairs attain it, tied" in plots.pair_on_image(image, np.eye(4), (0, 1)).get_suptitle()
+
+
+def test_mass_by_role_stacks_the_shares():
+    bars = plots.mass_by_role({"cls": [0.25, 0.5], "words": [0.75, 0.5]}).axes[0].patches
+    assert [bar.get_y() for bar in bars] == [0, 0, 25, 50]
+    assert [bar.get_height() for bar in bars] == [25, 50, 75, 50]
 
 
 def test_verdicts_that_flip_are_counted(made):
@@ -490,6 +708,24 @@ def test_the_papers_tables_agree_with_each_other():
         assert all(1 <= layer <= row.layers for layer in TABLE_4[name])
 
 
+def test_what_was_not_run_comes_with_its_command(made):
+    measured = dataclasses.replace(made, provenance=made.provenance | {"model": {"name": "roberta-base"}})
+    left = not_run(["roberta-base", "distilbert-base"], [measured], "wikitext-2")
+    assert left.index.tolist() == ["DistilBERT"]
+    command = left.iloc[0, 0].split()
+    arguments = cli.parser().parse_args(command[3:])
+    assert (arguments.name, arguments.inputs, arguments.n) == ("distilbert-base", "wikitext-2", 512)
+    rows = compare_language_models([made])
+    assert len(rows) == 2 and rows.iloc[0]["per input, all tokens"] == "82-97%, with DINOv2"
+
+
+def test_table_2_agrees_with_itself():
+    """The modal token carries some of the special layers, these are some of all; scores of patches are smaller."""
+    for name, row in TABLE_2.items():
+        assert row.modal_layers <= row.special <= row.layers == TABLE_1[name].layers
+        assert row.patch_median < row.highest <= 1
+
+
 def test_the_comparison_puts_the_paper_first(made):
     rows = compare_table_1([made], ["DeiT-B"])
     assert rows.index.tolist() == [("DeiT-B (paper)", "the paper's"), ("made up", "none")]
@@ -519,3 +755,31 @@ def test_the_reference_count_on_all_photographs(test_data):
     found = measure("dinov2-small-saliency", image_folder(test_data / "imagenet_512"), heads=False)
     assert sum(found.per_input["content"]) == 6144
     assert found.per_input["all"] == [512] * 10 + [511, 512]
+
+
+def test_an_input_without_mass_on_content_is_named():
+    """In the batch of inputs 3, 4 and 5 the fifth attends to its first and its last token alone, from layer 2 on."""
+
+    class Attends(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+    def roles(model, batch):
+        return (("cls", "content", "content", "separator"),) * len(batch)
+
+    def stream(model, batch, sink, on_padding):
+        on_padding(torch.zeros(len(batch), 4, dtype=torch.bool))
+        for layer in range(3):
+            weights = torch.full((len(batch), 2, 4, 4), 0.25)
+            if layer:
+                weights[batch[:, 0] == 4] = torch.tensor([0.5, 0.0, 0.0, 0.5])
+            sink(layer, weights)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dobnb.tallies.stream_attention", stream)
+        patch.setattr("dobnb.measurement.token_roles", roles)
+        inputs = from_tensors(torch.arange(7.0)[:, None], "seven")
+        with pytest.raises(MatrixError, match=r"input 4, layer 2: row \(0, 0.*no mass left"):
+            measure(Attends(), inputs, batch_size=3, block_size=6)
+        with pytest.raises(MatrixError, match=r"input 4, layer 2: row \(0, 0.*no mass left"):
+            measure(Attends(), inputs, batch_size=3, block_size=3, heads=False)

@@ -1,51 +1,31 @@
 """The built pages in headless Chromium, opened as files with the network off: light and dark, screen and phone."""
 
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, Page, sync_playwright
-
-from dobnb import book
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parents[1]
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
-PAGES = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+
+
+def listed(entries: Iterable[dict]) -> Iterator[str]:
+    """Pages of a table of contents, in order, with those below them."""
+    for entry in entries:
+        yield entry["file"]
+        yield from listed(entry.get("sections", ()))
+
+
+PAGES = [TOC["root"], *(page for part in TOC["parts"] for page in listed(part["chapters"]))]
 WIDTHS = {"light": 1280, "dark": 390}
 """Every page is looked at on a light screen and on a dark phone."""
-
-
-@pytest.fixture(scope="module")
-def pages() -> Path:
-    """Folder of the built pages, which show the notebooks as they are now."""
-    if not book.is_rendered(ROOT):
-        book.html(ROOT)
-    return ROOT / "_build" / "html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium or Chrome is installed")
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
@@ -103,9 +83,27 @@ def test_page(pages: Path, opened: tuple[Page, list[str]], name: str) -> None:
             style = image.evaluate("image => [getComputedStyle(image).backgroundColor, getComputedStyle(image).filter]")
             assert style == ["rgb(255, 255, 255)", "none"]
 
+    # one title, and no level of heading is skipped
+    levels = page.eval_on_selector_all("article :is(h1, h2, h3, h4, h5, h6)", "all => all.map(one => +one.tagName[1])")
+    assert levels.count(1) == 1 and levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
     # nothing is wider than the screen
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert wrong == []
+
+    # axe-core finds nothing serious or critical, contrast included (WCAG AA), with all that is folded opened
+    page.evaluate(
+        """() => {
+            document.querySelectorAll('article details').forEach(one => { one.open = true; });
+            document.querySelectorAll('article .toggle-hidden').forEach(one => one.classList.remove('toggle-hidden'));
+            return new Promise(resolve => setTimeout(resolve, 600));
+        }"""
+    )
+    found = Axe().run(page, options={"resultTypes": ["violations"], "preload": False}).response
+    assert len(found["passes"]) > 10  # it has looked
+    bad = [violation for violation in found["violations"] if violation["impact"] in ("serious", "critical")]
+    assert [(one["id"], node["html"][:200]) for one in bad for node in one["nodes"]] == []
 
 
 @SCHEMES

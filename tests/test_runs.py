@@ -401,6 +401,15 @@ def test_matrices_are_kept_where_asked(tmp_path, undisturbed):
         np.testing.assert_array_equal(kept["content_kappa"], undisturbed.tallies.by_input["content_kappa"])
         assert kept["roles"].tolist() == ["cls"] + ["content"] * 16
     assert run(job(), tmp_path / "out", matrices=True) == found
+    path = tmp_path / "out" / "matrices.npz"
+    content = path.read_bytes()
+    for damaged in (content[:-200], content[:100], b"", content.replace(b"averaged", b"averages")):
+        path.write_bytes(damaged)
+        with pytest.raises(MeasurementError, match=r"matrices\.npz is damaged; delete .* and run again"):
+            run(job(), tmp_path / "out", matrices=True)
+    path.unlink()
+    with pytest.raises(MeasurementError, match="its matrices were not kept"):
+        run(job(), tmp_path / "out", matrices=True)
 
 
 def test_matrices_that_are_too_large_are_refused_at_the_first_block(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from dobnb.tokens import (
     TokenError,
     content_mask,
     image_token_roles,
+    name_special_tokens,
     role_map,
     token_roles,
 )
@@ -77,6 +78,19 @@ def test_content_tokens_are_the_ones_an_image_reaches_before_attention(name):
     first, second = token_roles(model, torch.cat([blank, image]))
     assert first == second == (*prefix, *[CONTENT] * 16)
     assert changed == content_mask(first).tolist()
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vit_small_r26_s32_224", "vitamin_small_224"])
+@torch.no_grad()
+def test_hybrids_cut_patches_out_of_a_map(name):
+    """A convolutional network comes first; the map it makes is what is cut into patches."""
+    model = timm.create_model(name, depth=1 if name.startswith("vit_") else 14).eval()
+    entering = []
+    model.blocks[0].register_forward_pre_hook(lambda module, args: entering.append(args[0].shape[1]))
+    images = torch.rand(1, 3, 224, 224)
+    model(images)
+    roles = token_roles(model, images)[0]
+    assert len(roles) == entering[0] and roles.count(CONTENT) == entering[0] - model.num_prefix_tokens
 
 
 def test_dinov2_at_224_px():
@@ -146,7 +160,9 @@ def test_bert_against_its_tokenizer(model, special, pairs):
     tokenizer = bert_tokenizer(special)
     batch = tokenizer(*([*zip(*PAIRS, strict=True)] if pairs else [SENTENCES]), padding=True, return_tensors="pt")
     batch.pop("token_type_ids", None)
-    for roles, ids in zip(token_roles(model(), dict(batch)), batch["input_ids"], strict=True):
+    named = model()
+    name_special_tokens(named, tokenizer)
+    for roles, ids in zip(token_roles(named, dict(batch)), batch["input_ids"], strict=True):
         names = {"[CLS]": CLS, "[SEP]": SEPARATOR, "[PAD]": PADDING}
         assert roles == tuple(names.get(word, CONTENT) for word in tokenizer.convert_ids_to_tokens(ids))
         assert roles.count(CLS) == 1 and roles.count(SEPARATOR) == 1 + pairs
@@ -181,24 +197,28 @@ def test_a_mask_goes_before_the_id():
     assert token_roles(model, inputs) == ((CLS, CONTENT, SEPARATOR, PADDING),)
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [[2, 7, 3], [8, 7, 3]],  # they begin with different tokens
-        [[2, 7, 3], [2, 7, 8]],  # they end with different tokens
-        [[7, 8, 7]],  # they begin and end with the same token
-        [[2, 2, 3]],  # the first token comes twice
-    ],
-)
-def test_bert_without_special_tokens_is_refused_where_it_shows(ids):
+@pytest.mark.parametrize("ids", [[[2, 7, 3]], [[2, 7, 3], [2, 8, 3]], [[2, 7, 3], [8, 7, 3]]])
+def test_bert_with_an_unknown_vocabulary_is_refused_whatever_the_batch(ids):
+    """The first and the last token might be words, and no batch shows that they are not."""
     model = tf.BertModel(tf.BertConfig(**SIZE, vocab_size=50))
-    with pytest.raises(TokenError, match="do not begin and end with the same two special tokens"):
+    with pytest.raises(TokenError, match="set its cls_token_id and sep_token_id"):
         token_roles(model, torch.tensor(ids))
+    model.config.cls_token_id, model.config.sep_token_id = 2, 3
+    assert token_roles(model, torch.tensor(ids))[0] == (CLS, CONTENT, SEPARATOR)
+
+
+def test_what_a_config_names_is_left_alone():
+    for model in (
+        tf.RobertaModel(tf.RobertaConfig(**SIZE, vocab_size=8)),
+        tf.BertModel(tf.BertConfig(**SIZE, vocab_size=30522)),
+    ):
+        name_special_tokens(model, bert_tokenizer(OWN))
+        assert getattr(model.config, "cls_token_id", None) is None
 
 
 def test_text_without_known_special_tokens_is_refused():
     config = tf.LlamaConfig(**SIZE, vocab_size=20, bos_token_id=None, eos_token_id=None)
-    with pytest.raises(TokenError, match=r"'llama' names no special tokens; pass content="):
+    with pytest.raises(TokenError, match=r"'llama' names no special tokens; set its cls_token_id"):
         token_roles(tf.LlamaModel(config), torch.tensor([[5, 6]]))
 
 
