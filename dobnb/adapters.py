@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from dobnb.errors import (
     UnsupportedModelError,
     WindowedAttentionError,
 )
-from dobnb.tokens import arguments_of, is_a
+from dobnb.tokens import TIMM_VISION, TORCHVISION, arguments_of, is_a
 
 Emit = Callable[[Tensor, Tensor | None], None]
 """Called as ``emit(weights, mask)`` by every layer, in the order they run: weights (B, H, N, N), before dropout; mask,
@@ -43,6 +44,8 @@ Called = Callable[[PreTrainedModel, Mapping[str, Any]], None]
 
 LOWEST = -1e4
 """A score that far down is masked: beside it exp of any other is 0. Not every library adds the least float or -inf."""
+FAINT = -20.0
+"""A token that a mask puts that far down for all is hidden, or nearly: exp of it is lost in float32 beside 1."""
 _NAME = "dobnb"
 _TIMM_ATTENTION = {  # softmax over all tokens, whose weights pass through attn_drop
     "timm.layers.attention.Attention",
@@ -52,6 +55,10 @@ _TIMM_ATTENTION = {  # softmax over all tokens, whose weights pass through attn_
     "timm.models.vision_transformer_relpos.RelPosAttention",
 }
 _TIMM_POOLING = {"timm.layers.attention_pool.AttentionPoolLatent"}  # after the last layer, a latent attends to tokens
+_STACKS = {*TIMM_VISION, TORCHVISION} | {
+    f"torch.nn.modules.transformer.Transformer{kind}" for kind in ("Encoder", "Decoder")
+}
+"""Whole stacks of layers."""
 _RTDL_ATTENTION = "rtdl_revisiting_models.MultiheadAttention"
 _RTDL_BACKBONE = "rtdl_revisiting_models.FTTransformerBackbone"
 
@@ -72,13 +79,18 @@ def exposed(model: nn.Module, emit: Emit, called: Called) -> AbstractContextMana
     :raises CaptureError: a model whose attention cannot be read.
     """
     for module in model.modules():
-        if "Window" in type(module).__name__:
+        if "Window" in type(module).__name__ and any(map(_attends, module.modules())):
             raise WindowedAttentionError(
                 f"{type(model).__name__} attends within windows ({type(module).__name__}), so no matrix holds "
                 "the whole input; choose a model with global attention"
             )
     inner = _of_transformers(model)
     return _modules(model, emit) if inner is None else _transformers(inner, emit, None if inner is model else called)
+
+
+def _attends(module: nn.Module) -> bool:
+    """Whether a module is attention, by its class or the class's name."""
+    return isinstance(module, nn.MultiheadAttention) or "Attention" in type(module).__name__
 
 
 def _of_transformers(model: nn.Module) -> PreTrainedModel | None:
@@ -156,8 +168,12 @@ def _transformers(model: PreTrainedModel, emit: Emit, called: Called | None) -> 
             raise _nothing(model)
         if seen != layers:
             raise LayerCountError(
-                f"{type(model).__name__} has {layers} layers, but {seen} gave attention: the others are of another "
-                "kind; choose a model that has softmax attention throughout"
+                f"{type(model).__name__} has {layers} layers by its config, but {seen} gave attention: " + (
+                    "the others are of another kind, or were removed; choose a model that has softmax attention "
+                    f"throughout, or set its config.num_hidden_layers to {seen} if there are no others"
+                    if seen < layers
+                    else "it ran on several inputs, or has several stacks; run it once, or pass one part of it"
+                )
             )
 
     forward = model.forward
@@ -171,11 +187,27 @@ def _transformers(model: PreTrainedModel, emit: Emit, called: Called | None) -> 
     before = [(config, config._attn_implementation) for config in _configs(model)]
     try:
         model.set_attn_implementation(_NAME)
+        _check_reached(model)
         with _run(count), nullcontext() if called is None else _covered(model, forward=wrapper):
             yield check
     finally:
         for config, implementation in before:  # outer configs first: setting one sets those inside it
             config._attn_implementation = implementation
+
+
+def _check_reached(model: PreTrainedModel) -> None:
+    """Refuse a model that has layers under a copy of its config, which is not switched, as ViTMAE's decoder is."""
+    if model.config._attn_implementation != _NAME:  # none of it can be switched, and no layer will give attention
+        return
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and config._attn_implementation != _NAME:
+            base = model.base_model_prefix
+            part = f"model.{base}" if base and hasattr(model, base) else "one part of it"
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no single stack of layers: {name} ({type(module).__name__}) has a config "
+                f"of its own, which transformers does not switch; pass {part}"
+            )
 
 
 def _layers(model: PreTrainedModel) -> int | None:
@@ -263,12 +295,17 @@ AttentionMaskInterface.register(_NAME, eager_mask)  # without this a custom atte
 @contextmanager
 def _modules(model: nn.Module, emit: Emit) -> Iterator[Callable[[], None]]:
     waiting = _attentions(model)
+    _check_stacks(model, waiting)
     names = {id(module): name for name, module in model.named_modules()}
     seen = 0
 
     def run(module: nn.Module, weights: Tensor | None, mask: Tensor | None) -> None:
         nonlocal seen
-        waiting.pop(id(module), None)
+        if waiting.pop(id(module), None) is None and weights is not None:
+            raise UnsupportedModelError(
+                f"{names[id(module)] or type(model).__name__} ran twice: on another input, or as a further layer with "
+                "the same weights? Run one input at a time; or give every layer a module of its own, by copy.deepcopy"
+            )
         if weights is not None:
             seen += 1
             emit(weights, mask)
@@ -329,6 +366,11 @@ def _attentions(model: nn.Module) -> dict[int, nn.Module]:
     for module in model.modules():
         if is_a(module, _RTDL_BACKBONE):  # its last block queries the cls token alone: not square, not handed out
             found.pop(id(module.blocks[-1]["attention"]), None)
+    if not found and any(type(module).__module__.startswith("transformers.models.") for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{name} is or holds a part of a model of transformers, which cannot be switched alone; pass the whole "
+            "model, such as the BertModel that holds a BertEncoder"
+        )
     if not found:
         raise UnsupportedModelError(
             f"{name} has no self-attention that dobnb can read; pass a model of transformers, timm, torchvision, torch "
@@ -341,6 +383,23 @@ def _attentions(model: nn.Module) -> dict[int, nn.Module]:
             "choose a model with one attention a block"
         )
     return found
+
+
+def _check_stacks(model: nn.Module, attentions: Mapping[int, nn.Module]) -> None:
+    """Refuse several whole stacks side by side, such as two towers, unless a Sequential runs them one by one."""
+    stacks: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") or not outer for outer in stacks)
+        if not inside and is_a(module, *_STACKS) and any(id(part) in attentions for part in module.modules()):
+            stacks.append(name)
+    for pair in pairwise(stacks):
+        steps = zip(*(name.split(".") for name in pair), strict=False)
+        common = ".".join(a for a, _ in takewhile(lambda step: step[0] == step[1], steps))
+        if not isinstance(model.get_submodule(common), nn.Sequential):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} attends in several parts, {', '.join(stacks)}, which make no single stack of "
+                "layers unless one reads what another gives; pass one, or if so, put them into one nn.Sequential"
+            )
 
 
 @contextmanager
@@ -378,20 +437,18 @@ def _attends_to_itself(module: nn.Module, name: str, parent: nn.Module, query: T
 
 
 def _torch_mask(module: nn.MultiheadAttention, call: dict[str, Any]) -> Tensor | None:
-    """Which keys each query may see, bool, of four dimensions, from the two masks that torch's attention takes."""
-
-    def seen(mask: Tensor) -> Tensor:
-        return ~mask if mask.dtype == torch.bool else mask > LOWEST
-
+    """The two masks that torch's attention takes as one, of four dimensions: bool, true where a token may be seen, or
+    what is added to the scores, as soon as one of them is."""
     padding, mask = call["key_padding_mask"], call["attn_mask"]
-    found = None
     if padding is not None:
-        found = seen(padding).reshape(-1, 1, 1, padding.shape[-1])
+        padding = padding.reshape(-1, 1, 1, padding.shape[-1])
     if mask is not None:
-        mask = seen(mask)
         mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (-1, module.num_heads))
-        found = mask if found is None else found & mask
-    return found
+    masks = [one for one in (padding, mask) if one is not None]
+    if all(one.dtype == torch.bool for one in masks):
+        return ~torch.stack(torch.broadcast_tensors(*masks)).any(0) if masks else None
+    return sum(torch.zeros_like(one, dtype=torch.float32).masked_fill(one, -torch.inf) if one.dtype == torch.bool
+               else one for one in masks)  # fmt: skip
 
 
 def _cover_torch(

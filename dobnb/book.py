@@ -473,12 +473,19 @@ def _render(root: Path, source: Path, builder: str) -> None:
     print(f" {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def _mend_roles(pages_folder: Path) -> None:
-    """Docutils puts entries of a deprecated role into its list of citations, which screen readers then find empty."""
-    for page in pages_folder.rglob("*.html"):
+MENDED = {
+    'role="doc-biblioentry"': 'role="listitem"',  # docutils' own list of citations, in which there would be no items
+    '<summary><span class="toctree-toggle"': '<summary aria-label="Pages below"><span class="toctree-toggle"',
+}
+"""What makes the pages unreadable to screen readers, in markup that the theme and docutils write."""
+
+
+def _mend_roles(folder: Path) -> None:
+    for page in folder.rglob("*.html"):
         markup = page.read_text(encoding="utf-8")
-        if 'role="doc-biblioentry"' in markup:
-            write_text(page, markup.replace('role="doc-biblioentry"', 'role="listitem"'))
+        for wrong, right in MENDED.items():
+            markup = markup.replace(wrong, right)
+        write_text(page, markup)
 
 
 def status_page(notebooks: Mapping[str, dict[str, Any]]) -> str:

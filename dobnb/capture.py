@@ -6,6 +6,7 @@ all of them: what is refused before the model runs, what every layer's weights a
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dobnb.adapters import LOWEST, exposed
+from dobnb.adapters import FAINT, LOWEST, exposed
 from dobnb.errors import (
     AmbiguousAttentionError,
+    ArgumentError,
+    BatchError,
     CaptureError,
     CompiledModelError,
     CompressedAttentionError,
@@ -40,6 +43,8 @@ from dobnb.tokens import ModelInputs, as_arguments, images_of, named_inputs, pat
 
 __all__ = [
     "AmbiguousAttentionError",
+    "ArgumentError",
+    "BatchError",
     "CaptureError",
     "CompiledModelError",
     "CompressedAttentionError",
@@ -104,13 +109,15 @@ def stream_attention(
     :raises CaptureError: one of its subclasses in :mod:`dobnb.errors`, each of which says what to do.
     """
     _check_model(model)
+    _check_sink(sink)
+    named = named_inputs(model, inputs)
     run = _Run(type(model).__name__, sink, allow_half, on_padding)
-    run.images = _check_inputs(model, named_inputs(model, inputs))
+    run.images, run.sizes = _check_inputs(model, named), _sizes(model, named)
 
     def called(inner: PreTrainedModel, named: Mapping[str, Any]) -> None:
         run.images = _check_inputs(inner, named)
 
-    args, kwargs = as_arguments(inputs)
+    args, kwargs = as_arguments(model, inputs)
     with _switching, exposed(model, run.take, called) as check, torch.no_grad():
         output = model(*args, **kwargs)
         check()
@@ -125,11 +132,44 @@ def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"{name} is no torch module; pass a model of transformers, timm, torch or rtdl")
     for module in model.modules():
-        scripted = isinstance(module, torch.jit.ScriptModule)
+        scripted = isinstance(module, torch.jit.ScriptModule) or hasattr(module.forward, "_torchdynamo_orig_callable")
         if scripted or type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
             raise CompiledModelError(f"{name} is compiled, and compiled code calls no sink; pass the model as it was")
         if module.training:
             raise TrainingModeError(f"{name} is in training mode, where dropout changes attention; call model.eval()")
+
+
+def _check_sink(sink: Any) -> None:
+    try:
+        inspect.signature(sink).bind(0, torch.empty(0))
+    except TypeError:
+        raise ArgumentError(
+            f"the sink is {'None' if sink is None else f'a {type(sink).__name__}'} that cannot be called as "
+            "sink(layer, weights); pass a function of these two"
+        ) from None
+    except ValueError:  # some functions written in C do not say what they take
+        return
+
+
+def _sizes(model: nn.Module, named: Mapping[str, Any]) -> set[int]:
+    """What the number of inputs may be: the first size of any tensor, or as torch has it, the second; {} if unknown."""
+    sizes: set[int] = set()
+    waiting = [*named.values()]
+    second = any(isinstance(module, nn.MultiheadAttention) and not module.batch_first for module in model.modules())
+    alone = type(model).__module__.startswith("torch.nn")  # whose sequences may come without a batch
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor) and value.ndim:
+            sizes.add(value.shape[0])
+            if second and value.ndim > 1:
+                sizes.add(value.shape[1])
+            if alone and value.ndim == 2:
+                sizes.add(1)
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+    return sizes
 
 
 def _check_inputs(model: nn.Module, named: Mapping[str, Any]) -> int | None:
@@ -164,12 +204,20 @@ def _check_images(model: nn.Module, named: Mapping[str, Any]) -> int | None:
 def _check_text(model: PreTrainedModel, named: Mapping[str, Any]) -> None:
     """Token ids have to fit the model's positions, and a mask has to say which are padding."""
     ids, mask = named.get("input_ids"), named.get("attention_mask")
-    if not isinstance(ids, Tensor) or ids.ndim != 2:
+    if not isinstance(ids, Tensor):
         return
+    if ids.ndim < 2:
+        raise ArgumentError(f"input_ids has shape {tuple(ids.shape)}, not (inputs, tokens); pass ids.unsqueeze(0)")
+    whole = named.get("past_key_values") is None  # a mask is of cached tokens too
+    if whole and isinstance(mask, Tensor) and mask.ndim != 4 and mask.shape != ids.shape:
+        raise PaddingError(
+            f"attention_mask has shape {tuple(mask.shape)}, the ids {tuple(ids.shape)}; pass one flag a token, or a "
+            "mask of pairs of shape (inputs, 1, tokens, tokens)"
+        )
     positions = _positions(model)
-    if positions is not None and ids.shape[1] > positions:
+    if positions is not None and ids.shape[-1] > positions:
         raise LengthError(
-            f"the inputs have {ids.shape[1]} tokens, but {type(model).__name__} has {positions} positions; "
+            f"the inputs have {ids.shape[-1]} tokens, but {type(model).__name__} has {positions} positions; "
             "cut them, as the tokenizer does with truncation=True"
         )
     pad = getattr(model.config, "pad_token_id", None)
@@ -202,9 +250,11 @@ class _Run:
         self.model, self.sink, self.allow_half = model, sink, allow_half
         self.on_padding = on_padding
         self.images: int | None = None
+        self.sizes: set[int] = set()
         self.layers = 0
         self.padding: Tensor | None = None
         self.mask: Tensor | None = None
+        self.faint = False
 
     def take(self, weights: Tensor, mask: Tensor | None) -> None:
         """Check a layer's weights and the mask that made them, and pass the weights on."""
@@ -220,24 +270,33 @@ class _Run:
                 f"layer {layer}: there are {batch} attention matrices a head for {self.images} images, so "
                 f"{self.model} attends within windows; choose a model with global attention"
             )
+        if self.sizes and batch not in self.sizes:
+            raise BatchError(
+                f"layer {layer}: there are {batch} attention matrices a head for "
+                f"{' or '.join(map(str, sorted(self.sizes)))} inputs, so {self.model} cuts inputs into parts, or mixes "
+                "them; pass each part as an input of its own, to the module that attends"
+            )
         if self.padding is not None and self.padding.shape != (batch, tokens):
             raise CompressedAttentionError(
                 f"layer {layer}: attention is on {tokens} tokens, on {self.padding.shape[1]} before, so tokens are "
                 "merged or dropped on the way; choose a model that keeps them"
             )
-        self._take_mask(layer, mask, batch, tokens, weights.device)
+        self._take_mask(layer, mask, weights)
         _check_weights(weights, layer, self.allow_half)
         self.sink(layer, weights)
 
-    def _take_mask(self, layer: int, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> None:
+    def _take_mask(self, layer: int, mask: Tensor | None, weights: Tensor) -> None:
         """Find the padding in a layer's mask, which has to be that of layer 0."""
-        if self.padding is not None and mask is self.mask:  # layers mostly share one mask
+        if self.padding is not None and mask is self.mask and not self.faint:  # layers mostly share one mask
             return
-        if mask is None:
-            padding = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
-        else:
-            padding = _padding(mask).expand(batch, tokens)
-        self.mask = mask
+        padding = torch.zeros(weights.shape[0], weights.shape[-1], dtype=torch.bool, device=weights.device)
+        self.mask, self.faint = mask, False
+        if mask is not None:
+            padding = padding | _padding(mask)
+            faint = _faint(mask) & ~padding
+            self.faint = bool(faint.any())
+            if self.faint:
+                padding = padding | _without_effect(faint, weights, layer)
         if self.padding is None:
             self.padding = padding
             if self.on_padding is not None:
@@ -269,6 +328,28 @@ def _padding(mask: Tensor) -> Tensor:
             "let every token that is no padding see itself at least"
         )
     return padding
+
+
+def _faint(mask: Tensor) -> Tensor:
+    """Which tokens a mask that is added puts below `FAINT` for every query and head, (B, N), or (1, N).
+
+    Biases by position, such as ALiBi's and BEiT's, are near 0 for some query at least.
+    """
+    low = torch.zeros_like(mask) if mask.dtype == torch.bool else mask <= FAINT
+    low = low[(None,) * (4 - low.ndim)]
+    return low.all(-2).all(1)
+
+
+def _without_effect(faint: Tensor, weights: Tensor, layer: int) -> Tensor:
+    """The faint tokens, (B, N), which are padding if no weight on one is above 0, and refused otherwise."""
+    seen = faint & (weights != 0).any(-2).any(1)
+    found = seen.nonzero()
+    if len(found):
+        raise PaddingError(
+            f"layer {layer}: the mask lowers token {found[0, 1].item()} of input {found[0, 0].item()} for all by "
+            f"{-FAINT:g} or more, but it still gets attention: padding or not? Pass a bool mask, or -inf at padding"
+        )
+    return faint.expand(seen.shape)
 
 
 def _check_weights(weights: Tensor, layer: int, allow_half: bool) -> None:

@@ -22,6 +22,10 @@ class UnsupportedModelError(CaptureError):
     """No attention that dobnb can read. Pass a model of transformers, timm, torchvision, torch or rtdl itself."""
 
 
+class ArgumentError(CaptureError):
+    """Inputs or a sink of a form that is not taken. Pass tensors, at least one input, and a sink of two arguments."""
+
+
 class CompiledModelError(CaptureError):
     """Compiled code calls no sink. Pass the model as it was before ``torch.compile`` or ``torch.jit``."""
 
@@ -36,6 +40,10 @@ class KeptAttentionError(CaptureError):
 
 class WindowedAttentionError(CaptureError):
     """Tokens attend within windows, so no matrix holds the whole input. Choose a model with global attention."""
+
+
+class BatchError(CaptureError):
+    """Not one attention matrix an input and a head: inputs are cut into parts, or mixed. Pass each part as an input."""
 
 
 class CompressedAttentionError(CaptureError):

@@ -275,8 +275,7 @@ def at_a_glance(book: Book, page: Path) -> str:
         glance.table(records),
     )
     about = [
-        "```{table} Input-layer pairs that satisfy the condition on content tokens, then on all tokens. In italics: "
-        "other weights, which stand in for a family and are compared with nothing.",
+        "```{table} Input-layer pairs that satisfy the condition",
         ":name: tab-at-a-glance",
         ":class: at-a-glance",
         "",

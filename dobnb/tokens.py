@@ -10,11 +10,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from dobnb.errors import DobnbError
+from dobnb.errors import ArgumentError, DobnbError
 
 CONTENT = "content"
 CLS = "cls"
@@ -44,13 +45,13 @@ _TEXT_ENCODERS = {
 _BERT_VOCABULARIES = {30522, 28996, 21128, 105879, 119547}
 _BERT_CLS, _BERT_SEP = 101, 102
 
-_TIMM_VISION = {
+TIMM_VISION = {
     "timm.models.beit.Beit",
     "timm.models.eva.Eva",
     "timm.models.vision_transformer.VisionTransformer",
     "timm.models.vision_transformer_relpos.VisionTransformerRelPos",
 }
-_TORCHVISION = "torchvision.models.vision_transformer.VisionTransformer"
+TORCHVISION = "torchvision.models.vision_transformer.VisionTransformer"
 _FT_TRANSFORMER = "rtdl_revisiting_models.FTTransformer"
 
 
@@ -60,9 +61,19 @@ def is_a(module: nn.Module, *names: str) -> bool:
 
 
 def named_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
-    """`inputs` by the names that the model's ``forward`` gives them; None where it is not passed."""
-    args, kwargs = as_arguments(inputs)
-    return arguments_of(model.forward, *args, **kwargs)
+    """`inputs` by the names that the model's ``forward`` gives them.
+
+    :raises ArgumentError: as :func:`as_arguments` does, or ``forward`` does not take them.
+    """
+    args, kwargs = as_arguments(model, inputs)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+        return arguments_of(model.forward, *args, **kwargs)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(model.forward).parameters)
+        raise ArgumentError(
+            f"{type(model).__name__} does not take these inputs ({error}); its arguments are {takes}"
+        ) from None
 
 
 def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -71,11 +82,27 @@ def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dic
     return found | found.get("kwargs", {})
 
 
-def as_arguments(inputs: ModelInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How `inputs` are passed to a model: positional and keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
+def as_arguments(model: nn.Module, inputs: ModelInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How `inputs` are passed to a model: positional and keyword arguments.
+
+    An ``FTTransformer`` has two tables, of which None stands for the one that is not passed.
+
+    :raises ArgumentError: `inputs` are of another kind, hold an array that is no tensor, or no input at all.
+    """
+    if not isinstance(inputs, Mapping | Tensor | tuple | list):
+        raise ArgumentError(f"inputs is a {type(inputs).__name__}; pass a mapping, a tuple or a tensor of torch")
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    args = () if kwargs or isinstance(inputs, Mapping) else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        if isinstance(value, np.ndarray):
+            raise ArgumentError(f"input {name} is an array of numpy; pass a tensor, torch.as_tensor(...) of it")
+        if isinstance(value, Tensor) and value.ndim and len(value) == 0:
+            raise ArgumentError(f"input {name} has shape {tuple(value.shape)}: there are no inputs; pass at least one")
+    if is_a(model, _FT_TRANSFORMER):
+        names = [*inspect.signature(model.forward).parameters]
+        args = args + (None,) * (len(names) - len(args) if args else 0)
+        kwargs = dict.fromkeys(() if args else names) | kwargs
+    return args, kwargs
 
 
 def images_of(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
@@ -88,10 +115,10 @@ def patch_size(model: nn.Module) -> tuple[int, int] | None:
     """Height and width in pixels of the patches that a vision model of the three libraries cuts; None for others."""
     if isinstance(model, PreTrainedModel):
         size = getattr(model.config, "patch_size", None)
-    elif is_a(model, *_TIMM_VISION):
+    elif is_a(model, *TIMM_VISION):
         size = model.patch_embed.feat_ratio(as_scalar=False)  # of hybrids, whose patches are of a map, in pixels too
     else:
-        size = model.patch_size if is_a(model, _TORCHVISION) else None
+        size = model.patch_size if is_a(model, TORCHVISION) else None
     return None if size is None else _sides(size, "patch")
 
 
@@ -100,13 +127,15 @@ def token_roles(model: nn.Module, inputs: ModelInputs) -> tuple[tuple[str, ...],
 
     Images: prefix tokens, then patches. Text: padding is where ``attention_mask`` is 0, and where there is no mask,
     where the padding id is. Special tokens are known by the ids that the config names; the ids of BERT, DistilBERT and
-    ELECTRA, which it does not name, are 101 and 102 in the vocabularies of Google's BERT. With another vocabulary they
-    have to be set, as :func:`name_special_tokens` does. A decoder's begin and end tokens are separators.
+    ELECTRA, which it does not name, are 101 and 102 in the vocabularies of Google's BERT. Other vocabularies may be as
+    large, so every text has to begin with 101. For them the ids have to be set, as :func:`name_special_tokens` does. A
+    decoder's begin and end tokens are separators.
     FT-Transformer: cls, then one content token a feature.
 
     :param model: as :func:`dobnb.capture.stream_attention` takes it; so are the `inputs`.
     :return: for each of the B inputs one of `ROLES` for each of the N positions, in order.
     :raises TokenError: roles that cannot be told.
+    :raises ArgumentError: inputs of another form than is taken.
     """
     named = named_inputs(model, inputs)
     images, ids = images_of(model, named), named.get("input_ids")
@@ -115,7 +144,7 @@ def token_roles(model: nn.Module, inputs: ModelInputs) -> tuple[tuple[str, ...],
             return (image_token_roles(model.config, tuple(images.shape[-2:])),) * len(images)
         if isinstance(ids, Tensor) and ids.ndim == 2:
             return _text_roles(model.config, ids, named.get("attention_mask"))
-    elif images is not None and is_a(model, *_TIMM_VISION, _TORCHVISION):
+    elif images is not None and is_a(model, *TIMM_VISION, TORCHVISION):
         return (_prefix(model) + (CONTENT,) * _patches(tuple(images.shape[-2:]), patch_size(model)),) * len(images)
     elif is_a(model, _FT_TRANSFORMER):
         continuous, categorical = named.get("x_cont"), named.get("x_cat")
@@ -129,7 +158,7 @@ def token_roles(model: nn.Module, inputs: ModelInputs) -> tuple[tuple[str, ...],
 
 def _prefix(model: nn.Module) -> tuple[str, ...]:
     """The roles before the patches in a vision transformer of timm or torchvision."""
-    if is_a(model, _TORCHVISION):
+    if is_a(model, TORCHVISION):
         return (CLS,)
     tokens = [
         (role, getattr(model, name, None))
@@ -147,15 +176,24 @@ def _text_roles(config: PreTrainedConfig, ids: Tensor, mask: Tensor | None) -> t
         raise TokenError(
             f"attention_mask has shape {tuple(real.shape)}, the ids {tuple(ids.shape)}; pass one flag a token"
         )
-    if not first and not last:
+    rows = list(zip(ids.tolist(), real.tolist(), strict=True))
+    if not (first or last) or (encoder and not (first and last)):
+        advice = (
+            "set its cls_token_id and sep_token_id, or pass content=..., a mask over the tokens or a function of the "
+            "batch"
+        )
         if not _of_google(config):
+            lacks = "names no special tokens" if not first and not last else "names but one of its special tokens"
+            raise TokenError(f"the config of model type {config.model_type!r} {lacks}; {advice}")
+        begins = [next((token for token, keep in zip(row, kept, strict=True) if keep), _BERT_CLS) for row, kept in rows]
+        if other := [(i, token) for i, token in enumerate(begins) if token != _BERT_CLS]:
             raise TokenError(
-                f"the config of model type {config.model_type!r} names no special tokens; set its cls_token_id and "
-                "sep_token_id, or pass content=..., a mask over the tokens or a function of the batch"
+                f"the vocabulary is as large as one of Google's, but input {other[0][0]} begins with the id "
+                f"{other[0][1]}, not with {_BERT_CLS}, their [CLS], so its special tokens are not known; {advice}"
             )
-        first, last = [_BERT_CLS], [_BERT_SEP]
+        first, last = first or [_BERT_CLS], last or [_BERT_SEP]
     roles = []
-    for row, kept in zip(ids.tolist(), real.tolist(), strict=True):
+    for row, kept in rows:
         roles.append(tuple(_role(token, keep, encoder, first, last) for token, keep in zip(row, kept, strict=True)))
     return tuple(roles)
 
@@ -180,11 +218,11 @@ def _of_google(config: PreTrainedConfig) -> bool:
 
 
 def lacks_special_tokens(model: nn.Module) -> bool:
-    """Whether it is a text encoder whose special tokens neither its config nor its vocabulary gives away."""
+    """Whether it is a text encoder whose config does not name how a text begins and how it ends."""
     if not isinstance(model, PreTrainedModel) or model.config.model_type not in _TEXT_ENCODERS:
         return False
-    named = _ids(model.config, "cls_token_id", "bos_token_id", "sep_token_id", "eos_token_id")
-    return not named and not _of_google(model.config)
+    first, last = _ids(model.config, "cls_token_id", "bos_token_id"), _ids(model.config, "sep_token_id", "eos_token_id")
+    return not (first and last)
 
 
 def name_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -248,6 +248,16 @@ def test_the_last_block_of_ft_transformer_is_left_out():
     assert [tuple(weights.shape) for weights in layers] == [(2, 4, 9, 9)] * 3
 
 
+@pytest.mark.parametrize("form", ["tensor", "by name"])
+def test_ft_transformer_without_categories_needs_no_second_table(form):
+    kwargs = rtdl.FTTransformer.get_default_kwargs(n_blocks=3)
+    model = rtdl.FTTransformer(n_cont_features=6, cat_cardinalities=[], d_out=1, **kwargs).eval()
+    x = rows(torch.float32)[0]
+    expected = captured(model, (x, None))[0]
+    layers = captured(model, x if form == "tensor" else {"x_cont": x})[0]
+    assert len(layers) == 2 and all(torch.equal(a, b) for a, b in zip(layers, expected, strict=True))
+
+
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("need", [True, False])
 @pytest.mark.parametrize("batched", [True, False])
@@ -492,6 +502,31 @@ def test_padding_is_what_no_token_sees(name, expected):
     assert hidden_tokens(*build(name)) == expected
 
 
+@pytest.mark.parametrize("low", [-200.0, -1000.0, -9999.0, -1e4, -1e9, -torch.inf])
+def test_a_float_mask_is_padding_where_no_weight_is_left(low):
+    """exp(-200) is 0 in float32, beside scores of this size."""
+    model, inputs = build("torch encoder, padded")
+    inputs["src_key_padding_mask"] = torch.zeros(2, 12).masked_fill(inputs["src_key_padding_mask"], low)
+    assert captured(model, inputs)[0][2][1, ..., 7:].max() == 0
+    assert hidden_tokens(model, inputs) == SECOND
+
+
+@pytest.mark.parametrize("low", [-20.0, -50.0, -90.0])
+def test_a_float_mask_that_leaves_a_little_weight_is_refused(low):
+    model, inputs = build("torch encoder, padded")
+    inputs["src_key_padding_mask"] = torch.zeros(2, 12).masked_fill(inputs["src_key_padding_mask"], low)
+    refused("PaddingError", "lowers token 7 of input 1 for all by 20 or more", model, inputs)
+
+
+def test_a_bias_by_position_hides_nothing():
+    """ALiBi takes more from tokens farther away, and nothing from a token itself."""
+    model, x = build("torch encoder")
+    at = torch.arange(12.0)
+    bias = -100 * (at[:, None] - at).abs()
+    assert (captured(model, {"src": x, "mask": bias})[0][0] == 0).any()
+    assert hidden_tokens(model, {"src": x, "mask": bias}) == NONE
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_masks_of_torch_of_every_kind(batch_first):
     """Boolean and additive, of keys and of pairs, one for all heads and one for each, alone and together."""
@@ -639,6 +674,72 @@ def test_windows_of_ones_own_around_torchs_attention():
 
     images = torch.rand(2, 3, 32, 32)
     refused("WindowedAttentionError", "128 attention matrices a head for 2 images", Cut().eval(), images)
+
+
+class Towers(nn.Module):
+    """Two stacks, or one on two inputs."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        return self.first(x) + self.second(x.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [(encoder, sequences), (from_timm("vit_small_patch16_224", 32), image(32)), MODELS["torchvision vit"]],
+)
+def test_two_towers(kind, inputs):
+    model, x = Towers(kind(), kind()).eval(), inputs(torch.float32)
+    refused("UnsupportedModelError", "attends in several parts, first, second", model, x)
+    refused("UnsupportedModelError", "in several parts, 0.first, 0.second", nn.Sequential(model).eval(), x)
+    assert len(captured(model.second, x)[0]) == LAYERS
+
+
+def test_one_tower_on_two_inputs():
+    one = encoder()
+    refused("UnsupportedModelError", "layers.0.self_attn ran twice", Towers(one, one).eval(), sequences(torch.float32))
+
+
+def test_stacks_one_after_another():
+    """A Sequential says that they are, wherever it lies, and that layers of one's own count in the order they run."""
+    x = sequences(torch.float32)
+    model = nn.Sequential(encoder(), nn.LayerNorm(32), encoder()).eval()
+    expected = captured(model[0], x)[0] + captured(model[2], model[1](model[0](x)))[0]
+    for one in (model, nn.Sequential(model, nn.Linear(32, 1)).eval()):
+        layers = captured(one, x)[0]
+        assert len(layers) == 2 * LAYERS
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(layers, expected, strict=True))
+
+
+def test_a_name_with_window_in_it():
+    class Windowing(nn.Module):
+        def forward(self, x):
+            return x[:, -5:]
+
+    x = sequences(torch.float32)
+    assert captured(nn.Sequential(Windowing(), encoder()).eval(), x)[0][0].shape[-1] == 5
+
+
+class Parts(nn.Module):
+    """Runs `parts` pieces of every sequence as a batch; of -1, all inputs as one sequence."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.inner, self.parts = encoder(), parts
+
+    def forward(self, x):
+        pieces = x.flatten(0, 1).unsqueeze(0) if self.parts < 0 else x.unflatten(1, (self.parts, -1)).flatten(0, 1)
+        return self.inner(pieces).view_as(x)
+
+
+@pytest.mark.parametrize(("parts", "matrices"), [(3, 6), (-1, 1)])
+def test_parts_of_inputs_and_inputs_that_are_mixed(parts, matrices):
+    x = sequences(torch.float32)
+    assert len(captured(Parts(1).eval(), x)[0]) == LAYERS
+    refused("BatchError", f"{matrices} attention matrices a head for 2 inputs", Parts(parts).eval(), x)
 
 
 def test_linformer_compression():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers as tf
-from test_capture import TEXT, build, pixels, words
+from test_capture import TEXT, VISION, build, pixels, words
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -23,7 +23,7 @@ def refused(error, match, model, inputs, sink=lambda layer, weights: None, **opt
 
 def test_every_error_is_one_of_the_family():
     errors = [getattr(capture, name) for name in capture.__all__ if name.endswith("Error")]
-    assert len(errors) == 17
+    assert len(errors) == 19
     assert all(issubclass(error, capture.CaptureError) and issubclass(error, DobnbError) for error in errors)
 
 
@@ -70,6 +70,10 @@ def test_a_model_in_training_mode_stays_in_it():
 def test_a_compiled_model():
     model, inputs = build("dinov2")
     refused("CompiledModelError", "is compiled", torch.compile(model), inputs)
+    layer = model.encoder.layer[2]
+    layer.forward = torch.compile(layer.forward)
+    refused("CompiledModelError", "is compiled", model, inputs)
+    del layer.forward
     model.encoder.layer[1].compile()
     refused("CompiledModelError", "is compiled", model, inputs)
     with torch.no_grad():
@@ -151,7 +155,49 @@ def test_a_layer_that_gives_no_attention_is_noticed():
 
     model, inputs = build("dinov2")
     model.encoder.layer[1].attention = Silent().eval()
-    refused("LayerCountError", "has 3 layers, but 2 gave attention", model, inputs)
+    refused("LayerCountError", "has 3 layers by its config, but 2 gave attention", model, inputs)
+
+
+def test_a_model_that_lost_a_layer_or_runs_twice():
+    model, inputs = build("bert")
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, input_ids):
+            return self.inner(input_ids), self.inner(input_ids)
+
+    ids = {"input_ids": inputs["input_ids"]}
+    refused("LayerCountError", "3 layers by its config, but 6 gave attention: it ran on several", Twice().eval(), ids)
+    model.encoder.layer = model.encoder.layer[:2].eval()
+    refused("LayerCountError", "set its config.num_hidden_layers to 2", model, inputs)
+    model.config.num_hidden_layers = 2
+    stream_attention(model, inputs, lambda layer, weights: None)
+
+
+def test_a_part_of_a_transformers_model():
+    model, _ = build("bert")
+    refused("UnsupportedModelError", "BertEncoder is or holds a part", model.encoder, torch.rand(2, 5, 24))
+
+
+def masked_autoencoder():
+    config = tf.ViTMAEConfig(
+        **VISION, intermediate_size=32, mask_ratio=0.0, decoder_hidden_size=24, decoder_num_hidden_layers=2,
+        decoder_num_attention_heads=4, decoder_intermediate_size=32,
+    )  # fmt: skip
+    return tf.ViTMAEForPreTraining(config).eval()
+
+
+def test_a_second_stack_under_a_copy_of_the_config():
+    """It runs under sdpa, which keeps no weights, while the first stack alone has as many layers as the config says."""
+    model = masked_autoencoder()
+    refused("UnsupportedModelError", "no single stack of layers: decoder.* pass model.vit", model, pixels())
+    assert model.decoder.decoder_layers[0].attention.config._attn_implementation == "sdpa"
+    seen = []
+    stream_attention(model.vit, pixels(), lambda layer, weights: seen.append(layer))
+    assert seen == [0, 1, 2]
 
 
 # Inputs
@@ -201,6 +247,42 @@ def test_a_word_that_may_see_nothing():
     mask = torch.ones(2, 1, 12, 12, dtype=torch.bool)
     mask[1, 0, 3] = False
     refused("MaskedRowError", "leaves token 3 of input 1 nothing", model, inputs | {"attention_mask": mask})
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_multiple_choice(choices):
+    """Its ids are (inputs, choices, tokens); every choice is a text of its own."""
+    model = tf.BertForMultipleChoice(tf.BertConfig(**TEXT)).eval()
+    given = {name: value.reshape(-1, choices, 12) for name, value in words().items()}
+    padded = given["input_ids"].masked_fill(given["attention_mask"] == 0, 0)
+    refused("PaddingError", "hold the padding id 0", model, {"input_ids": padded})
+    if choices == 1:
+        stream_attention(model, given, lambda layer, weights: None)
+    else:
+        refused("BatchError", "2 attention matrices a head for 1 inputs", model, given)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 12, 12), (12,)])
+def test_a_mask_of_another_shape_than_the_ids(shape):
+    """transformers takes what is missing for padding, or fails."""
+    model, inputs = build("bert")
+    inputs["attention_mask"] = torch.ones(shape)
+    refused("PaddingError", r"attention_mask has shape .+, the ids \(2, 12\)", model, inputs)
+
+
+def test_arguments_of_another_kind():
+    model, inputs = build("bert")
+    ids = inputs["input_ids"]
+    refused("ArgumentError", "inputs is a NoneType", model, None)
+    refused("ArgumentError", "inputs is a ndarray", model, ids.numpy())
+    refused("ArgumentError", "attention_mask is an array of numpy", model, inputs | {"attention_mask": ids.numpy()})
+    refused("ArgumentError", r"shape \(12,\), not \(inputs, tokens\)", model, {"input_ids": ids[0]})
+    refused("ArgumentError", r"shape \(0, 12\): there are no inputs", model, {"input_ids": ids[:0]})
+    refused("ArgumentError", "the sink is None", model, inputs, sink=None)
+    refused("ArgumentError", "the sink is a function that cannot be called", model, inputs, sink=lambda weights: None)
+    attention = nn.MultiheadAttention(4, 2).eval()
+    missing = "does not take these inputs .missing a required argument: 'value'.; its arguments are query, key, value"
+    refused("ArgumentError", missing, attention, (torch.rand(3, 1, 4),) * 2)
 
 
 # Numbers

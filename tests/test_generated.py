@@ -176,6 +176,15 @@ def test_every_system_of_the_paper_has_a_row(tmp_path: Path) -> None:
     assert glance.unmeasured(tmp_path) == systems
 
 
+def test_every_paragraph_of_the_opening_page_leads_somewhere() -> None:
+    """What states a fact there links to where it is shown."""
+    text = re.sub(r"^```\n.*?^```$", "", (ROOT / "book" / "index.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    text, _, _ = text.partition("## How to rerun it")  # from there on it says what to do
+    prose = [one for one in re.split(r"\n\n|\n(?=\d+\. )", text) if one.strip() and not one.startswith(("#", "%"))]
+    assert len(prose) > 10
+    assert [one for one in prose if not re.search(r"\{(doc|numref|eq|ref|prf:ref|cite)\}`", one)] == []
+
+
 def test_the_table_agrees_with_the_records() -> None:
     record = json.loads((ROOT / "results" / "ft_transformer_california_3.json").read_text())
     held = sum(sum(run["attention"]["features"]["held"]) for run in record["runs"])

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import rtdl_revisiting_models as rtdl
 import timm
 import torch
 from test_tokens import OWN, bert_tokenizer
@@ -783,3 +784,12 @@ def test_an_input_without_mass_on_content_is_named():
             measure(Attends(), inputs, batch_size=3, block_size=6)
         with pytest.raises(MatrixError, match=r"input 4, layer 2: row \(0, 0.*no mass left"):
             measure(Attends(), inputs, batch_size=3, block_size=3, heads=False)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_table_without_categories(named):
+    rows = torch.randn(4, 6)
+    kwargs = rtdl.FTTransformer.get_default_kwargs(n_blocks=2)
+    model = rtdl.FTTransformer(n_cont_features=6, cat_cardinalities=[], d_out=1, **kwargs).eval()
+    found = measure(model, from_tensors({"x_cont": rows} if named else rows, "rows"))
+    assert (found.layers, found.n, found.provenance["model"]["content_tokens"]) == (1, [4], 6)

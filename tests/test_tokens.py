@@ -9,6 +9,7 @@ from torch import nn
 from torchvision.models import VisionTransformer
 from transformers import BeitConfig, DeiTConfig, Dinov2Config, Dinov2WithRegistersConfig, ViTMAEConfig
 
+from dobnb.errors import ArgumentError
 from dobnb.tokens import (
     CLS,
     CONTENT,
@@ -208,12 +209,39 @@ def test_bert_with_an_unknown_vocabulary_is_refused_whatever_the_batch(ids):
 
 
 def test_what_a_config_names_is_left_alone():
-    for model in (
-        tf.RobertaModel(tf.RobertaConfig(**SIZE, vocab_size=8)),
-        tf.BertModel(tf.BertConfig(**SIZE, vocab_size=30522)),
-    ):
-        name_special_tokens(model, bert_tokenizer(OWN))
-        assert getattr(model.config, "cls_token_id", None) is None
+    model = tf.RobertaModel(tf.RobertaConfig(**SIZE, vocab_size=8))
+    name_special_tokens(model, bert_tokenizer(OWN))
+    assert getattr(model.config, "cls_token_id", None) is None
+
+
+def test_the_tokenizer_goes_before_the_size_of_the_vocabulary():
+    """PubMedBERT's has 30522 words, as Google's has, and begins with 2."""
+    model = tf.BertModel(tf.BertConfig(**SIZE, vocab_size=30522))
+    ids = torch.tensor([[2, 500, 501, 3]])
+    with pytest.raises(TokenError, match=r"input 0 begins with the id 2, not with 101.*set its cls_token_id"):
+        token_roles(model, ids)
+    with pytest.raises(TokenError, match="input 1 begins with the id 500"):
+        token_roles(model, torch.tensor([[0, 101, 500, 102], [0, 500, 101, 102]]))
+    name_special_tokens(model, bert_tokenizer(OWN))
+    assert token_roles(model, ids) == ((CLS, CONTENT, CONTENT, SEPARATOR),)
+
+
+@pytest.mark.parametrize("named", [{"eos_token_id": 102}, {"sep_token_id": 102}, {"cls_token_id": 101}])
+def test_a_config_that_names_but_one_special_token(named):
+    ids = torch.tensor([[0, 101, 500, 102]])
+    model = tf.BertModel(tf.BertConfig(**SIZE, vocab_size=30522, **named))
+    assert token_roles(model, ids) == ((PADDING, CLS, CONTENT, SEPARATOR),)
+    with pytest.raises(TokenError, match="begins with the id 500"):
+        token_roles(model, ids[:, 2:])
+    other = tf.BertModel(tf.BertConfig(**SIZE, vocab_size=200, **named))
+    with pytest.raises(TokenError, match="names but one of its special tokens; set its cls_token_id"):
+        token_roles(other, ids)
+
+
+@pytest.mark.parametrize("inputs", [None, torch.ones(1, 3).numpy(), {"input_ids": torch.ones(1, 3).numpy()}])
+def test_inputs_of_another_kind_are_refused(inputs):
+    with pytest.raises(ArgumentError, match="pass a"):
+        token_roles(tf.BertModel(tf.BertConfig(**SIZE)), inputs)
 
 
 def test_text_without_known_special_tokens_is_refused():
