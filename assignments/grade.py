@@ -386,7 +386,7 @@ def weights_of(python: str) -> Path:
 
 
 def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Grade as asked; the number of submissions that got no grade.
+    """Grade as asked; the exit code.
 
     :raises GradingError: grading cannot start.
     """
@@ -457,6 +457,8 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
                 slots.put(slot)
         if not told["questions"]:
             write_text(page, plain_page(one, told["status"]))
+        elif told["note"]:
+            say(f"{one.student}, {one.assignment}: {told['note']}")
         results[index] = (rows(one, told, of, by_hand), told, of)
         done[0] += 1
         lines = results[index][0]

@@ -170,6 +170,7 @@ def _executor(
                 cell.outputs = [_plain(output) for output in cell.outputs[:100]]
                 if ended and not cell.outputs:
                     cell.outputs = [_error(ended, "this cell did not run to its end")]
+            cell.execution_count = None  # without a history all are 1, and a history would hold the hidden tests
             self.nb.cells[index] = cell
             return cell, resources
 
@@ -252,10 +253,11 @@ def feedback(job: Mapping[str, Any]) -> None:
     folder, name = Path(job["folder"]), job["assignment"]
     directory, config = course(folder, assignment_id=name, student_id=STUDENT)
     with Gradebook(config.CourseDirectory.db_url) as book:
-        for question, marked in job["marks"].items():
-            grade = book.find_grade(question, name, name, STUDENT)
-            grade.manual_score, grade.needs_manual_grade = marked["points"], False
-            book.find_comment(question, name, name, STUDENT).manual_comment = marked["comment"]
+        for grade in book.find_submission_notebook(name, name, STUDENT).grades:
+            if grade.name in job["marks"] or grade.manual_score is not None:  # given, or taken back
+                marked = job["marks"].get(grade.name, {"points": None, "comment": None})
+                grade.manual_score, grade.needs_manual_grade = marked["points"], marked["points"] is None
+                book.find_comment(grade.name, name, name, STUDENT).manual_comment = marked["comment"]
         book.db.commit()
     config.GenerateFeedback.preprocessors = [
         ClearHiddenTests,

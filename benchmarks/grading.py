@@ -51,7 +51,8 @@ def main() -> int:
         submissions.mkdir()
         count = hand_in(submissions)
         command = [CLASSROOM, "-m", "assignments.grade", submissions, "--out", out]
-        born, load, start = provenance.origin(), os.getloadavg()[0], time.monotonic()
+        born = provenance.origin() | {"started": provenance.now()}
+        load, start = os.getloadavg()[0], time.monotonic()
         subprocess.run([*command, "--python", sys.executable, "--jobs", str(JOBS)], cwd=ROOT, check=True)
         seconds = time.monotonic() - start
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

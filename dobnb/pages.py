@@ -317,6 +317,21 @@ def edition(book: Book, page: Path) -> str:
     return "\n".join(lines)
 
 
+def grading(book: Book, page: Path) -> str:
+    """How long ``make grade`` took on a class, as recorded."""
+    path = book.root / "results" / "grading.json"
+    if not path.is_file():
+        return "How long a class takes has not been recorded: `python -m benchmarks.grading` does that."
+    found = json.loads(path.read_text(encoding="utf-8"))
+    born = found["provenance"]
+    before, after = born["load_average"]
+    return (
+        f"{found['submissions']} submissions, {found['at_once']} at once, took {_seconds(found['seconds'])} on "
+        f"{born['cores']} cores of {born['processor']} (load average {before} at the start, {after} at the end), "
+        f"and {_seconds(found['processor_seconds'])} of processor time."
+    )
+
+
 def citation(book: Book, page: Path) -> str:
     """How to cite the book, as BibTeX, out of ``CITATION.cff``; and the paper, out of the bibliography."""
     import yaml
@@ -340,6 +355,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "edition": edition,
     "exercises": exercises,
     "explorer_presets": explorer_presets,
+    "grading": grading,
     "statements": statements,
     "unmeasured": unmeasured,
 }

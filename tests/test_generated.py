@@ -216,3 +216,21 @@ def test_staging_this_book_needs_no_torch(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "staged" / "book" / "at_a_glance.png").stat().st_size > 10_000
+
+
+def test_time_of_grading_is_the_record(tmp_path: Path) -> None:
+    book = pages.Book(tmp_path)
+    assert "has not been recorded" in pages.grading(book, tmp_path)
+    record = {
+        "provenance": {"cores": 2, "processor": "P", "load_average": [0.1, 2.5]},
+        "submissions": 60,
+        "at_once": 3,
+        "seconds": 420,
+        "processor_seconds": 95,
+    }
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "grading.json").write_text(json.dumps(record))
+    assert pages.grading(book, tmp_path) == (
+        "60 submissions, 3 at once, took 7 minutes on 2 cores of P (load average 0.1 at the start, 2.5 at the end), "
+        "and 95 seconds of processor time."
+    )

@@ -127,6 +127,8 @@ def test_a_folder_of_honest_and_broken_work(classroom: Path, sandbox: None, tmp_
     assert ["ada", "a01-in-words", "3.5", "4", "marked"] in table
     assert ["Bob Smith", "a01-in-words", "0", "4", "to be marked"] in table
     assert "A clear limit." in (out / "feedback" / "ada" / f"{NAME}.html").read_text()
+    grade(classroom, folder, out)  # the marks taken back
+    assert "A clear limit." not in (out / "feedback" / "ada" / f"{NAME}.html").read_text()
     results = list((out / "work").glob("*/result.json"))
     assert len(results) == 5 and all(path.stat().st_mtime < before for path in results)  # nothing was run again
 
