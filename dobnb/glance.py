@@ -167,7 +167,7 @@ def table(folder: Path) -> str:
         said = (f"{row.features_percent}%", f"{row.all_percent}%")
         rows += _rows(f"FT-Transformer, {row.configuration}", said, ours)
         others = [one for one in found if re.fullmatch(rf"FT-T {data}_\w+ {blocks}", one.family)]
-        rows += [_stand_in(one, f"stands in for {row.configuration}, a part of the data") for one in others]
+        rows += [_stand_in(one, f"stands in for {row.configuration}; a part of its training rows") for one in others]
     return "\n".join([*rows, *_random_row(random_shares(folder))])
 
 
