@@ -98,11 +98,11 @@ def _of_measurement(path: Path, record: Mapping[str, Any]) -> Iterator[Result]:
 def _of_tables(path: Path, record: Mapping[str, Any]) -> Result:
     attention = [run["attention"] for run in record["runs"]]
     blocks, features = record["provenance"]["settings"]["blocks"], attention[0]["features"]["held"]
-    data = record["table"].split("_")[0]  # "higgs_sample" is a part of the benchmark "higgs"
-    name, known = f"{record['table']}, {blocks} blocks", TABLE_3.get((data, blocks))
+    name = f"{record['table']}, {blocks} blocks"
+    known = TABLE_3.get((record["table"], blocks))
     return Result(
         f"FT-Transformer, {known.configuration if known else name}",
-        f"FT-T {data} {blocks}", _trained(len(attention)), f"test rows of {record['table']}",
+        f"FT-T {record['table']} {blocks}", _trained(len(attention)), f"test rows of {record['table']}",
         attention[0]["n"], record["provenance"]["started"], path.name, _depth(len(features), blocks),
         _sum(one["features"]["held"] for one in attention), _sum(one["all"]["held"] for one in attention),
         sum(one["n"] for one in attention),
@@ -167,7 +167,7 @@ def table(folder: Path) -> str:
         said = (f"{row.features_percent}%", f"{row.all_percent}%")
         rows += _rows(f"FT-Transformer, {row.configuration}", said, ours)
         others = [one for one in found if re.fullmatch(rf"FT-T {data}_\w+ {blocks}", one.family)]
-        rows += [_stand_in(one, f"stands in for {row.configuration}, a part of the data") for one in others]
+        rows += [_stand_in(one, f"stands in for {row.configuration}; a part of its training rows") for one in others]
     return "\n".join([*rows, *_random_row(random_shares(folder))])
 
 
