@@ -327,8 +327,7 @@ def grading(book: Book, page: Path) -> str:
     before, after = born["load_average"]
     return (
         f"{found['submissions']} submissions, {found['at_once']} at once, took {_seconds(found['seconds'])} on "
-        f"{born['cores']} cores of {born['processor']} (load average {before} at the start, {after} at the end), "
-        f"and {_seconds(found['processor_seconds'])} of processor time."
+        f"{born['cores']} cores of {born['processor']} (load average {before} at the start, {after} at the end)."
     )
 
 
