@@ -1,8 +1,8 @@
-"""Seconds and peak memory of the paper's models at full size on a CPU, with random weights, into results/full_size.json.
+"""Seconds and peak memory of the paper's models at full size on a CPU, into results/full_size.json.
 
-``python benchmarks/full_size.py [FILE]``. What a run costs does not hang on the weights' values, so it can be told
-without the hub. Each model has a process of its own with one thread: a warm-up, then four inputs with heads and depth
-bounds, as ``dobnb measure`` does by default.
+``python benchmarks/full_size.py [FILE]``. What a run costs does not hang on the weights' values: with random ones it
+can be told without the hub. Each model has a process of its own with one thread: a warm-up, then four inputs with heads
+and depth bounds, as ``dobnb measure`` does by default.
 """
 
 from __future__ import annotations
@@ -65,9 +65,16 @@ def main() -> None:
             raise SystemExit(f"{name} failed; see the lines above")
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"{name}: {rows[-1]['seconds']:.2f} s an input, peak memory {rows[-1]['peak_mb']} MB", flush=True)
-    about = {"versions": provenance.versions(), "machine": provenance.machine(), "commit": provenance.git_commit(Path(__file__).parent),
-             "started": started, "threads": 1, "inputs": INPUTS, "batch_size": BATCH,
-             "load_average": [round(before, 2), round(os.getloadavg()[0], 2)]}  # fmt: skip
+    about = {
+        "versions": provenance.versions(),
+        "machine": provenance.machine(),
+        "commit": provenance.git_commit(Path(__file__).parent),
+        "started": started,
+        "threads": 1,
+        "inputs": INPUTS,
+        "batch_size": BATCH,
+        "load_average": [round(before, 2), round(os.getloadavg()[0], 2)],
+    }
     write_text(target, json.dumps({"provenance": about, "rows": rows}, indent=2) + "\n")
 
 
