@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,89 @@ def test_the_keyboard_does_all_of_it(page: Page) -> None:
     expect(page.locator(".explorer-bar[data-i='0'][data-k='1']")).to_be_focused()
 
 
+def press(page: Page, i: int, k: int, key: str, times: int) -> None:
+    page.locator(f".explorer-bar[data-i='{i}'][data-k='{k}']").focus()
+    for _ in range(times):
+        page.keyboard.press(key)
+
+
+def test_a_tie_reached_by_keyboard_is_a_tie(page: Page) -> None:
+    type_in(page, "0.6 0.4\n0.3 0.7")
+    press(page, 0, 0, "ArrowDown", 30)
+    assert entries(page).tolist() == [[0.3, 0.7], [0.3, 0.7]]
+    assert float(part(page, "kappa").get_attribute("data-value")) == 0
+    assert part(page, "verdict").text_content().startswith("Tight.")
+    sides = part(page, "pairs").locator("td").all_text_contents()
+    assert sides[:3] == ["0.000 = κ", "0.300 ≥ 0.300 ✓", "0.700 ≥ 0.700 ✓"]
+
+
+def test_steps_leave_fractions(page: Page) -> None:
+    """Forty steps from (1/2, 1/3, 1/6): what is left is shared as 2 to 1, whatever was rounded on the way."""
+    type_in(page, "1/2 1/3 1/6\n0 1 0\n0 0 1")
+    for key, times, moved in (("ArrowUp", 27, Fraction(77, 100)), ("ArrowDown", 40, Fraction(37, 100))):
+        press(page, 0, 0, key, times)
+        rest = 1 - moved
+        assert entries(page)[0].tolist() == [float(moved), float(rest * Fraction(2, 3)), float(rest / 3)]
+
+
+def test_what_differs_is_shown_to_differ(page: Page) -> None:
+    type_in(page, "0.3001 0.6999\n0.3002 0.6998")
+    sides = part(page, "pairs").locator("td").all_text_contents()
+    assert sides[1:3] == ["0.3001 < 0.3002 ✗", "0.6998 < 0.6999 ✗"]
+    type_in(page, "0.3 0.7\n0.30000000000000004 0.7")
+    assert part(page, "pairs").locator("td").nth(1).text_content() == "0.300 = 0.300 but for rounding ✗"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[[0.5,0.5],[0.2,0.8]]", "[[0.5, 0.5],\n [0.2, 0.8]]", "[[0.5 0.5]\n [0.2 0.8]]", "((1/2, .5), (2/10, 8e-1))"],
+)
+def test_a_pasted_list_is_read(page: Page, text: str) -> None:
+    type_in(page, text)
+    assert part(page, "problem").text_content() == ""
+    assert entries(page).tolist() == [[0.5, 0.5], [0.2, 0.8]]
+
+
+def test_minus_nought_is_nought(page: Page) -> None:
+    type_in(page, "1 -0\n-0.0 1")
+    assert entries(page).tolist() == [[1, 0], [0, 1]]
+
+
+def test_the_text_follows_the_matrix(page: Page) -> None:
+    part(page, "preset").select_option("plain")
+    for change in ("preset", "random", "size"):
+        type_in(page, "1 2")
+        assert part(page, "problem").text_content() != ""
+        if change == "preset":
+            part(page, "preset").select_option("tie")
+        elif change == "random":
+            part(page, "random").click()
+        else:
+            part(page, "size").fill("4")
+            part(page, "size").press("Enter")
+        assert part(page, "problem").text_content() == "" and part(page, "text").get_attribute("aria-invalid") is None
+        before = entries(page)
+        part(page, "apply").click()
+        assert torch.allclose(entries(page), before, rtol=0, atol=1e-15)
+
+
+def test_a_finger_can_scroll_past_and_hold_what_it_tapped(pages: Path, browser: Browser) -> None:
+    context = browser.new_context(offline=True, has_touch=True, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto((pages / "book" / "explorer.html").as_uri())
+    bar = page.locator(".explorer-bar[data-i='0'][data-k='0']")
+    before = entries(page)
+    assert bar.evaluate("bar => getComputedStyle(bar).touchAction") == "pan-y pinch-zoom"
+    bar.tap()
+    expect(bar).to_be_focused()
+    assert torch.equal(entries(page), before)
+    assert bar.evaluate("bar => getComputedStyle(bar).touchAction") == "none"
+    box = bar.bounding_box()
+    bar.tap(position={"x": box["width"] / 2, "y": 0.8 * box["height"]})
+    assert entries(page)[0, 0] == pytest.approx(0.2, abs=0.05)  # a finger is placed to the pixel
+    context.close()
+
+
 def test_a_row_of_one_entry_can_be_lowered(page: Page) -> None:
     type_in(page, "1 0 0\n0 1 0\n0 0 1")
     page.locator(".explorer-bar[data-i='0'][data-k='0']").focus()
@@ -159,22 +243,27 @@ def test_other_sizes(page: Page) -> None:
         part(page, "size").press("Enter")
         assert entries(page).shape == (n, n)
         assert_shows(page, entries(page), float(part(page, "alpha").input_value()))
-    part(page, "size").fill("99")
-    part(page, "size").press("Enter")
-    assert entries(page).shape == (3, 3) and part(page, "size").input_value() == "3"
+    for wrong in ("99", "2.6"):
+        part(page, "size").fill(wrong)
+        part(page, "size").press("Enter")
+        assert entries(page).shape == (3, 3) and part(page, "size").input_value() == "3"
+        assert part(page, "size-problem").text_content() == "N is a whole number from 2 to 12."
+    part(page, "random").click()
+    assert part(page, "size-problem").text_content() == ""
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("", "0 rows"),
-        ("1", "1 rows"),
+        ("1", "1 row;"),
         ("1 0\n0.5 0.5 0", "Row 2 has 3 entries; it needs 2"),
         ("1 0\n0.5 0.4", "Row 2 sums to 0.9"),
         ("1 0\n-1 2", "Row 2, entry 1: “-1” is no number"),
         ("1 0\nx 1", "Row 2, entry 1: “x” is no number"),
         ("1 0\n1/0 1", "Row 2, entry 1: “1/0” is no number"),
         ("1 0\nNaN 1", "Row 2, entry 1"),
+        ("0,5 0,5\n0,2 0,8", "Row 1 has 4 entries; it needs 2, as many as there are rows. A comma stands between"),
     ],
 )
 def test_bad_input_is_refused_and_the_matrix_stays(page: Page, text: str, problem: str) -> None:

@@ -7,7 +7,9 @@
   const ATTAINS = 1e-12; // a pair attains kappa when it is within this of the largest, as in the package
   const ROW_SUM = 1e-6; // rows typed in may miss 1 by this much, and are then divided by their sum
   const MOST = 12; // tokens
-  const STEP = 0.01; // of a dragged entry, and of an arrow key
+  const STEPS = 100; // in 1, of a dragged entry and of the arrow keys
+  const DENOMINATOR = 20000; // an entry that a move leaves within SNAP of a fraction, none larger below, is that fraction
+  const SNAP = 1e-13;
 
   // Mathematics ------------------------------------------------------------------------------------------------------
 
@@ -34,8 +36,6 @@
       j,
       tv: totalVariation(A[i], A[j]),
       factorTv: totalVariation(B[i], B[j]),
-      iDominates: A[i][i] >= A[j][i],
-      jDominates: A[j][j] >= A[i][j],
       slack: Math.min(A[i][i] - A[j][i], A[j][j] - A[i][j]),
     }));
     const kappa = Math.max(...pairs.map((pair) => pair.tv));
@@ -55,41 +55,58 @@
     };
   }
 
-  // One entry takes the value, and the others of its row keep their proportions.
+  // The fraction that a number is but for rounding, else the number: two ways to one fraction end at one number, a tie.
+  function snapped(number) {
+    let [p, q, formerP, formerQ, rest] = [Math.floor(number), 1, 1, 0, number];
+    while (Math.abs(number - p / q) > SNAP) {
+      rest = 1 / (rest - Math.floor(rest)); // the next term of the continued fraction
+      const term = Math.floor(rest);
+      [p, q, formerP, formerQ] = [term * p + formerP, term * q + formerQ, p, q];
+      if (!(q <= DENOMINATOR)) return number;
+    }
+    return p / q;
+  }
+
+  // One entry takes the value, to the nearest hundredth, and the others of its row keep their proportions.
   function withEntry(A, i, k, value) {
-    const entry = Math.min(1, Math.max(0, value));
+    const entry = Math.round(clamp(value, 0, 1) * STEPS) / STEPS;
     const rest = A[i].reduce((sum, other, m) => (m === k ? sum : sum + other), 0);
     return A.map((row, r) => {
       if (r !== i) return row;
       return row.map((other, m) => {
         if (m === k) return entry;
-        return rest > 0 ? (other * (1 - entry)) / rest : (1 - entry) / (row.length - 1);
+        return snapped(rest > 0 ? (other * (1 - entry)) / rest : (1 - entry) / (row.length - 1));
       });
     });
   }
 
   function parseNumber(word) {
     const fraction = word.split("/");
-    const numbers = fraction.map((part) => (/^[+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(part) ? Number(part) : NaN));
+    const numbers = fraction.map((part) => {
+      const number = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(part) ? Number(part) : NaN;
+      return number >= 0 ? Math.abs(number) : NaN; // -0 is 0
+    });
     return numbers.length === 1 ? numbers[0] : numbers.length === 2 ? numbers[0] / numbers[1] : NaN;
   }
 
   // A matrix as people type it, or the first thing that is wrong with it.
   function parseMatrix(text) {
-    const lines = text.split(/[\n;]/).map((line) => line.trim()).filter((line) => line !== "");
+    const lines = text.split(/[\])]\s*,?\s*(?=[[(])|[\n;]/).map((line) => line.trim()).filter((line) => line !== "");
     const n = lines.length;
-    if (n < 2 || n > MOST) throw new Error(`${n} rows; a matrix here has from 2 to ${MOST}, one to a line.`);
+    if (n < 2 || n > MOST) throw new Error(`${n} row${n === 1 ? "" : "s"}; a matrix here has from 2 to ${MOST}, one to a line.`);
     return lines.map((line, i) => {
+      const comma = line.split(/\s+/).some((word) => /^\d*,\d+$/.test(word))
+        ? " A comma stands between entries here; write decimals with a point, as in 0.5." : "";
       const words = line.replace(/[[\](),]/g, " ").trim().split(/\s+/);
-      if (words.length !== n) throw new Error(`Row ${i + 1} has ${words.length} entries; it needs ${n}, as many as there are rows.`);
+      if (words.length !== n) throw new Error(`Row ${i + 1} has ${words.length} entries; it needs ${n}, as many as there are rows.${comma}`);
       const row = words.map((word, k) => {
         const entry = parseNumber(word);
         if (!Number.isFinite(entry)) throw new Error(`Row ${i + 1}, entry ${k + 1}: “${word.slice(0, 20)}” is no number of at least 0; write 0.25 or 1/4.`);
         return entry;
       });
       const sum = row.reduce((total, entry) => total + entry, 0);
-      if (Math.abs(sum - 1) > ROW_SUM) throw new Error(`Row ${i + 1} sums to ${Number(sum.toPrecision(6))}; each row must sum to 1.`);
-      return row.map((entry) => entry / sum);
+      if (Math.abs(sum - 1) > ROW_SUM) throw new Error(`Row ${i + 1} sums to ${Number(sum.toPrecision(6))}; each row must sum to 1.${comma}`);
+      return Math.abs(sum - 1) > 1e-14 ? row.map((entry) => entry / sum) : row;
     });
   }
 
@@ -102,6 +119,16 @@
   }
 
   // Page -------------------------------------------------------------------------------------------------------------
+
+  // A comparison at three digits, or at as many as show that the two differ.
+  function compared(own, other) {
+    const holds = own >= other;
+    let digits = 3;
+    while (!holds && digits < 12 && own.toFixed(digits) === other.toFixed(digits)) digits += 1;
+    const [left, right] = [own.toFixed(digits), other.toFixed(digits)];
+    if (!holds && left === right) return `${round(own)} = ${round(other)} but for rounding ✗`;
+    return `${left} ${holds ? "≥" : "<"} ${right} ${holds ? "✓" : "✗"}`;
+  }
 
   const round = (number) => (Number.isNaN(number) ? "–" : number.toFixed(3));
   const percent = (number) => (Number.isNaN(number) ? "–" : `${(100 * number).toFixed(1)}%`);
@@ -152,23 +179,25 @@
       const drag = (event) => {
         const box = bar.getBoundingClientRect();
         const value = (box.bottom - event.clientY) / box.height;
-        change(withEntry(state.A, i, k, Math.round(clamp(value, 0, 1) / STEP) * STEP));
+        change(withEntry(state.A, i, k, value));
       };
       bar.addEventListener("pointerdown", (event) => {
         if (event.button !== 0) return;
+        if (event.pointerType === "touch" && document.activeElement !== bar) return; // a swipe here scrolls the page
         bar.setPointerCapture(event.pointerId);
         bar.focus({ preventScroll: true });
         event.preventDefault();
         drag(event);
       });
+      bar.addEventListener("pointerup", () => bar.focus({ preventScroll: true })); // a tap; a swipe is cancelled instead
       bar.addEventListener("pointermove", (event) => {
         if (bar.hasPointerCapture(event.pointerId)) drag(event);
       });
       bar.addEventListener("keydown", (event) => {
         const old = state.A[i][k];
         const moves = {
-          ArrowUp: old + STEP, ArrowRight: old + STEP, ArrowDown: old - STEP, ArrowLeft: old - STEP,
-          PageUp: old + 10 * STEP, PageDown: old - 10 * STEP, Home: 0, End: 1,
+          ArrowUp: old + 1 / STEPS, ArrowRight: old + 1 / STEPS, ArrowDown: old - 1 / STEPS, ArrowLeft: old - 1 / STEPS,
+          PageUp: old + 10 / STEPS, PageDown: old - 10 / STEPS, Home: 0, End: 1,
         };
         if (!(event.key in moves)) return;
         event.preventDefault();
@@ -176,10 +205,14 @@
       });
     }
 
-    function change(A, preset = "") {
+    function change(A, preset = "", typed = false) {
       const size = state.A.length;
       state.A = A;
       state.preset = preset;
+      if (!typed) find("text").value = written();
+      find("text").removeAttribute("aria-invalid");
+      find("problem").textContent = "";
+      find("size-problem").textContent = "";
       if (A.length !== size) build();
       show();
     }
@@ -226,14 +259,12 @@
       find("meter").setAttribute("aria-label",
         `kappa of the factor is ${round(found.factorKappa)}, the bound is ${round(found.bound)}`);
 
-      const mark = (yes) => (yes ? "✓" : "✗");
       find("pairs").replaceChildren(...found.pairs.map((pair) => {
-        const side = (own, other, holds) => `${round(own)} ${holds ? "≥" : "<"} ${round(other)} ${mark(holds)}`;
         const line = element("tr", pair.attains ? { class: "explorer-attains" } : {},
           element("th", { scope: "row" }, `${pair.i + 1}, ${pair.j + 1}`),
           element("td", {}, pair.attains ? `${round(pair.tv)} = κ` : round(pair.tv)),
-          element("td", {}, side(A[pair.i][pair.i], A[pair.j][pair.i], pair.iDominates)),
-          element("td", {}, side(A[pair.j][pair.j], A[pair.i][pair.j], pair.jDominates)),
+          element("td", {}, compared(A[pair.i][pair.i], A[pair.j][pair.i])),
+          element("td", {}, compared(A[pair.j][pair.j], A[pair.i][pair.j])),
           element("td", {}, round(pair.factorTv)));
         line.dataset.tv = pair.tv;
         return line;
@@ -251,9 +282,7 @@
 
     function apply() {
       try {
-        change(parseMatrix(find("text").value));
-        find("problem").textContent = "";
-        find("text").removeAttribute("aria-invalid");
+        change(parseMatrix(find("text").value), "", true);
       } catch (error) {
         find("problem").textContent = error.message;
         find("text").setAttribute("aria-invalid", "true");
@@ -267,12 +296,12 @@
     });
     find("random").addEventListener("click", () => change(randomMatrix(state.A.length)));
     find("size").addEventListener("change", (event) => {
-      const n = Math.round(Number(event.target.value));
-      if (n >= 2 && n <= MOST) change(randomMatrix(n));
-      else event.target.value = state.A.length;
-    });
-    find("typing").addEventListener("toggle", (event) => {
-      if (event.target.open) find("text").value = written();
+      const n = Number(event.target.value);
+      if (Number.isInteger(n) && n >= 2 && n <= MOST) change(randomMatrix(n));
+      else {
+        event.target.value = state.A.length;
+        find("size-problem").textContent = `N is a whole number from 2 to ${MOST}.`;
+      }
     });
     find("apply").addEventListener("click", apply);
 
