@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from nbformat import NotebookNode, from_dict
 from nbformat.v4 import new_code_cell
 
 from assignments.grade import GradingError, find, read_marks, read_seeds, safe
+from assignments.sandbox import Limits, Room, command, own, problem
 from assignments.text import RELEASE, instructor_version, texts
 from tests.assignment_answers import WRONG
 
@@ -191,6 +193,35 @@ if seen:
     print(seen)
     os._exit(1)
 """
+
+
+UNSEEN = """
+import ctypes, os, subprocess, threading
+
+for command in ("unshare -U true", "unshare -Urm sh -c 'mount -t tmpfs x /scratch'"):
+    print(subprocess.run(command, shell=True, capture_output=True).returncode != 0)
+system = ctypes.CDLL(None, use_errno=True)
+for call in (lambda: os.memfd_create("x"), lambda: 1 / (1 + system.shmget(0, 4096, 0o1600))):
+    try:
+        print(call())
+    except (OSError, ZeroDivisionError):
+        print(True)
+thread = threading.Thread(target=print, args=(True,))
+thread.start()
+thread.join()
+"""
+
+
+def test_no_memory_that_the_limit_cannot_see(sandbox: None, tmp_path: Path) -> None:
+    """Not in a file system of one's own, not in a file without a name; threads and processes go on."""
+    tmp_path.chmod(0o755)
+    room = Room(sys.executable, str(tmp_path / "no weights"), str(tmp_path))
+    assert problem(room) is None
+    with tempfile.TemporaryDirectory() as sockets:
+        own(Path(sockets), room)
+        inside = command(room, Limits(), sockets, [sys.executable, "-I", "-c", UNSEEN])
+        ran = subprocess.run(inside, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split() == ["True"] * 5, ran.stdout + ran.stderr
 
 
 @pytest.mark.slow
