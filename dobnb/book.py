@@ -446,12 +446,22 @@ def pdf(root: Path) -> None:
     start = time.perf_counter()
     print("printing ...", end="", flush=True)
     try:
-        file = printed(root / "_build", contents, settings["title"], settings["author"])
+        file = printed(root / "_build", contents, settings["title"], settings["author"], _colophon(root))
     except BaseException:
         print(" failed", flush=True)
         raise
     print(f" {time.perf_counter() - start:.0f} s", flush=True)
     print(f"the PDF is {file}", flush=True)
+
+
+def _colophon(root: Path) -> list[str]:
+    """What a title page says of `root`'s book: when its notebooks were executed, and who may use it."""
+    from dobnb.pages import Book
+    from dobnb.wording import day
+
+    days = [record["when"] for record in Book(root).runs.values()]
+    executed = [f"notebooks executed up to {day(max(days))}"] if days else []
+    return [*executed, "text and figures: CC BY 4.0; code: MIT licence"]
 
 
 def _render(root: Path, source: Path, builder: str) -> None:

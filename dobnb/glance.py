@@ -205,6 +205,8 @@ def _random_row(shares: Mapping[int, float]) -> Iterator[str]:
     inside = [low <= shares[n] <= high for n in sizes]
     first = next((n for k, n in enumerate(sizes) if all(inside[k:])), None)
     compared = f"inside from {first} tokens on" if first else "outside"
+    if sizes[0] == 2:
+        compared += "; exactly 1/2 for 2 tokens ({prf:ref}`prop-share-bounds`)"
     ours = f"{shares[sizes[0]]:.1f}% ({sizes[0]} tokens) to {shares[sizes[-1]]:.1f}% ({sizes[-1]})"
     on = "see {doc}`06_random_baseline`; {download}`record <../results/random_baseline.json>`"
     yield f"| uniformly random matrices | {low}-{high}% | {ours} | {on} | {compared} |"
@@ -233,9 +235,7 @@ def curves(folder: Path) -> tuple[dict[str, list[tuple[Sequence[float], Sequence
         shares = [100 * (1 - failing.get(layer + 1, 0) / inputs) for layer in range(layers)]
         label = "DINOv2, four models" if name.startswith("DINOv2") else name
         paper.setdefault(label, []).append((_depth(layers, layers), shares))
-    ours = {
-        one.title: [(one.depth, [100 * held / one.tested for held in one.content])] for one in results(folder)
-    }
+    ours = {one.title: [(one.depth, [100 * held / one.tested for held in one.content])] for one in results(folder)}
     return paper, ours
 
 
@@ -289,5 +289,3 @@ def description(folder: Path) -> str:
     if band:
         said.append(f"random matrices, {np.min(band):.0f} to {np.max(band):.0f} per cent")
     return f"Share of inputs that satisfy the condition over relative depth. {'; '.join(said)}."
-
-

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ GENERATED = re.compile(r"^% generated: (\w+)((?: \S+)*)$", re.MULTILINE)
 STATEMENT = re.compile(r"^`{3,}\{prf:(?!proof|ref)\w+\} *(.+)\n:label: *([\w-]+)$", re.MULTILINE)
 EXERCISE = re.compile(r"^`{3,}\{exercise\} *(.+)\n:label: *([\w-]+)$", re.MULTILINE)
 """How a text states something numbered: its title and its label."""
+CODE = re.compile(r"^(`{3,})\{code-cell\}.*?\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 GLOSSARY = re.compile(r"^```\{glossary\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^ *(`{3,}|~{3,}|:{3,}|\$\$)")
 NO_PROSE = re.compile(r"^(#|\(|\||%|<|:\w|- \[)")
@@ -96,7 +97,7 @@ def stage(root: Path, target: Path) -> None:
         if notebook.is_file():
             content = json.loads(notebook.read_text(encoding="utf-8"))
             _link_terms(content["cells"], book.terms)
-            _add_run_box(content["cells"], run_box(name, book.runs.get(name)))
+            _add_run_box(content["cells"], run_box(name, book.runs.get(name), book.texts[name]))
             write_text(notebook, json.dumps(content))
 
 
@@ -110,10 +111,11 @@ def _part(found: re.Match[str], book: Book, page: Path) -> str:
 # The box of a chapter
 
 
-def run_box(name: str, record: Mapping[str, Any] | None) -> str:
+def run_box(name: str, record: Mapping[str, Any] | None, text: str = "") -> str:
     """The box of a chapter, Markdown: its command, what the last run took, what it downloads, the files to download.
 
     :param record: of ``results/book.json``; None where the chapter has not been run.
+    :param text: the chapter's text, whose code says what it downloads where there is no record.
     """
     lines = [
         "````{admonition} Run this chapter",
@@ -131,6 +133,8 @@ def run_box(name: str, record: Mapping[str, Any] | None) -> str:
             took += f" and {_megabytes(record['peak_mb'])} of memory"
         took += f", on {machine['cores']} cores ({machine['processor']}), {day(record['when'])}."
         lines += [f"{took} {_downloads(record['weights'])}", ""]
+    else:
+        lines += [_downloads(_named_weights(text)), ""]
     lines += [
         f"Download {{download}}`the notebook <{name}.ipynb>`, or {{download}}`its text <text/{name}.md>`, which is the "
         "source.",
@@ -139,7 +143,15 @@ def run_box(name: str, record: Mapping[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
-def _downloads(names: Mapping[str, str]) -> str:
+def _named_weights(text: str) -> list[str]:
+    """The embedded weights that the code cells of a chapter's text name."""
+    from dobnb.weights import EMBEDDED
+
+    code = "\n".join(found[2] for found in CODE.finditer(text))
+    return [name for name in EMBEDDED if name in code]
+
+
+def _downloads(names: Iterable[str]) -> str:
     from dobnb.weights import EMBEDDED
 
     if not names:

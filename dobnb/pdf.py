@@ -65,10 +65,11 @@ def pages_of(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         yield part.get("caption", ""), list(below(part["chapters"]))
 
 
-def one_page(folder: Path, contents: Mapping[str, Any], title: str, author: str) -> str:
+def one_page(folder: Path, contents: Mapping[str, Any], title: str, author: str, notes: Sequence[str] = ()) -> str:
     """All pages of the rendered book in `folder`, in the order of its table of contents, as one page of HTML.
 
     :param folder: with the rendered pages; the page that is returned belongs there.
+    :param notes: lines of plain text below the version on the title page, such as date and licence.
     :raises PdfError: a page of the table of contents was not rendered.
     """
     from bs4 import BeautifulSoup
@@ -91,6 +92,7 @@ def one_page(folder: Path, contents: Mapping[str, Any], title: str, author: str)
         items = "".join(f'<li><a href="#{anchor}">{html.escape(text)}</a></li>' for anchor, text in entries)
         listed.append(f"{f'<p>{html.escape(caption)}</p>' if caption else ''}<ul>{items}</ul>")
     by = f"<p>{html.escape(author)}</p><p>version {__version__}</p>"
+    by += "".join(f"<p>{html.escape(note)}</p>" for note in notes)
     cover = (
         f'<div class="book-title"><h1>{html.escape(title)}</h1>{by}</div>'
         f'<section class="book-page book-contents"><h1>Contents</h1>{"".join(listed)}</section>'
@@ -180,16 +182,17 @@ def print_pdf(page: Path, pdf: Path) -> None:
         raise PdfError(f"the browser did not print: {reason}; close other programs, try again") from None
 
 
-def pdf(build: Path, contents: Mapping[str, Any], title: str, author: str) -> Path:
+def pdf(build: Path, contents: Mapping[str, Any], title: str, author: str, notes: Sequence[str] = ()) -> Path:
     """Make ``_build/pdf/book.pdf`` out of the rendered pages.
 
     :param build: the folder ``_build``.
     :param contents: what ``_toc.yml`` says.
+    :param notes: see :func:`one_page`.
     :return: the file.
     :raises PdfError: see :func:`one_page` and :func:`print_pdf`.
     """
     page = build / "html" / "one-page.html"
-    write_text(page, one_page(build / "html", contents, title, author))
+    write_text(page, one_page(build / "html", contents, title, author, notes))
     file = build / "pdf" / "book.pdf"
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial.pdf")

@@ -7,9 +7,11 @@ from datetime import datetime
 
 
 def percent(held: int, tested: int) -> str:
-    """A share as the paper prints it: one decimal, two where one would round a failure away."""
+    """A share as the paper prints it: one decimal, two where one would round a failure away, none where all hold."""
+    if held == tested:
+        return "100%"
     share = 100 * held / tested
-    return f"{share:.2f}%" if held < tested and round(share, 1) == 100 else f"{share:.1f}%"
+    return f"{share:.2f}%" if round(share, 1) == 100 else f"{share:.1f}%"
 
 
 def score(value: float) -> str:

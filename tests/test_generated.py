@@ -46,6 +46,14 @@ def test_a_box_says_command_time_memory_and_download() -> None:
     assert "last run" not in pages.run_box("01", None)
 
 
+def test_a_box_without_a_record_says_what_is_downloaded() -> None:
+    """What the code of the text names is downloaded, not what its prose mentions."""
+    text = "`dinov2-small-saliency` is\n```{code-cell} ipython3\nmodel = 'minilm-l6'\n```\nmore `dinov2-small-saliency`"
+    box = pages.run_box("07_how_fast", None, text)
+    assert "downloads the weights `minilm-l6` (84 MB), once" in box and "dinov2" not in box
+    assert "downloads nothing" in pages.run_box("07_how_fast", None, "# minilm-l6\n\n```{code-cell}\n1\n```")
+
+
 @pytest.mark.parametrize(
     ("source", "before", "after"),
     [
@@ -159,12 +167,20 @@ def test_a_measurement_of_the_paper_s_model_stands_in_its_row(tmp_path: Path) ->
     table = glance.table(tmp_path)
     (row,) = (line for line in table.splitlines() if line.startswith("| DINOv2-S |"))
     assert row == (
-        "| DINOv2-S | 100.0%, 91.2% | 100.0%, 90.0% | `here`; 10 images; 2 January 2026; "
+        "| DINOv2-S | 100%, 91.2% | 100%, 90.0% | `here`; 10 images; 2 January 2026; "
         "{download}`record <../results/dinov2-small_ten.json>` | +0.0, -1.2 points |"
     )
     (row,) = (line for line in table.splitlines() if "MiniLM" in line)
     assert row.startswith("| *MiniLM-L6* | | 95.0%, 50.0% |") and row.endswith("| stands in for language |")
     assert "DINOv2-S" not in glance.unmeasured(tmp_path) and "RoBERTa" in glance.unmeasured(tmp_path)
+
+
+def test_a_recorded_share_of_two_tokens_stands_beside_the_exact_one() -> None:
+    """Of two tokens exactly a half of the matrices satisfy the condition, of three exactly a third."""
+    (row,) = glance._random_row({2: 49.9, 9: 26.9})
+    assert "| 49.9% (2 tokens) to 26.9% (9) |" in row and "1/2 for 2 tokens" in row
+    (row,) = glance._random_row({3: 33.3, 9: 26.9})
+    assert "for 2 tokens" not in row
 
 
 def test_every_system_of_the_paper_has_a_row(tmp_path: Path) -> None:

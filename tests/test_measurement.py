@@ -696,7 +696,7 @@ def test_verdicts_that_flip_are_counted(made):
 
 
 def test_percent_never_rounds_a_failure_away():
-    assert percent(6144, 6144) == "100.0%"
+    assert percent(6144, 6144) == "100%"
     assert percent(6141, 6144) == "99.95%"
     assert percent(5582, 6144) == "90.9%"
 

@@ -1,5 +1,6 @@
 """The PDF: every page of the book in order, links that lead inside it, and a file only where printing went well."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 from bs4 import BeautifulSoup
 from PIL import Image
 
-from dobnb import pdf
+from dobnb import book, pdf
 from dobnb.pdf import PdfError
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,19 @@ def test_pages_become_one(tmp_path: Path) -> None:
     assert [script["src"] for script in page.find_all("script")] == ["_static/mathjax/m.js"]
     assert page.title.text == "A <title>" and "P & Q" in page.text and "headerlink" not in str(page)
     assert all(tag.has_attr("open") for tag in page.find_all("details"))
+
+
+def test_the_title_page_says_who_when_and_what_one_may_do(tmp_path: Path) -> None:
+    records = {name: {"when": f"2026-0{month}-02T03:04:05Z"} for name, month in (("01_a", 3), ("02_b", 2))}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "book.json").write_text(json.dumps({"notebooks": records}))
+    notes = book._colophon(tmp_path)
+    page = BeautifulSoup(pdf.one_page(tmp_path, lay(tmp_path), "A", "P & Q", notes), "html.parser")
+    said = [line.text for line in page.select(".book-title p")]
+    assert said[0] == "P & Q" and said[2] == "notebooks executed up to 2 March 2026"
+    assert "CC BY 4.0" in said[3] and "MIT" in said[3]
+    for name, licence in (("LICENSE-TEXT.md", "CC BY 4.0"), ("LICENSE", "MIT License")):
+        assert licence in (ROOT / name).read_text()
 
 
 def test_a_page_that_was_not_rendered_is_named(tmp_path: Path) -> None:
