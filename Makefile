@@ -6,7 +6,7 @@
 # make run         execute the notebooks that changed, into book/   (PROFILE=paper: the paper's sizes, into runs/paper/)
 # make assignments write the student versions, into assignments/release/   (SEED=, SEEDS=, OUT=, SOURCE=)
 # make grade SUBMISSIONS=folder   grade what students handed in, into runs/grading/   (MARKS=, JOBS=, UNSANDBOXED=1, ...)
-# make bench       time the kernel beside what one would use instead, and whole runs: results/kernel.json, measure.json
+# make bench       time the kernel beside what one would use instead, whole runs, the paper's models at full size: results/
 # make clean       remove what the targets above made, but for .venv and runs/
 
 PYTHON ?= python3
@@ -52,6 +52,7 @@ test: $(INSTALLED) $(CLASSROOM_INSTALLED)
 bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/kernel.py
 	@$(BIN)/python benchmarks/measure.py
+	@$(BIN)/python benchmarks/full_size.py
 
 test-slow: $(INSTALLED) $(CLASSROOM_INSTALLED)
 	@$(BIN)/python -m pytest -m slow

@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 
 from assignments.sandbox import ROOT, Limits, Room, own, problem
 from assignments.text import HERE, SOURCE, AssignmentError, instructor_version, seed_of, texts
@@ -99,6 +100,12 @@ def _names(cells: Sequence[Mapping[str, Any]]) -> set[str]:
     return names
 
 
+def _written(cells: Sequence[NotebookNode]) -> dict[str, float]:
+    """The maxima of an assignment's questions that a person marks."""
+    told = [cell.metadata.nbgrader for cell in cells if "nbgrader" in cell.metadata]
+    return {one["grade_id"]: float(one["points"]) for one in told if one["grade"] and one["solution"]}
+
+
 def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -> tuple[list[Submission], list[str]]:
     """The submissions in `folder`, and the files beside them that are none.
 
@@ -107,8 +114,10 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
 
     :param known: the names of the cells of each assignment.
     :param only: the assignment that files belong to which do not say.
+    :raises GradingError: two names would become one student.
     """
     found: list[Submission] = []
+    called: dict[str, tuple[str, Path]] = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if any(part.startswith(".") for part in inside.parts) or (path.is_dir() and not path.is_symlink()):
@@ -133,6 +142,10 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
         else:
             student = re.sub(rf"^[\W_]+|[\W_]+$|[\W_]*{re.escape(named)}[\W_]*" if named else r"$^", "", path.stem)
             student = student or path.stem
+        first, other = called.setdefault(safe(student), (student, inside))
+        if first != student:
+            pair = " and ".join(str(one).encode(errors="replace").decode() for one in (other, inside))
+            raise GradingError(f"{pair} would both be handed in by {safe(student)!r}; rename one of them")
         found.append(Submission(safe(student), path, assignment or named, trouble, seed))
     said = {one.assignment for one in found} - {None}
     fallback = only or (said.pop() if len(said) == 1 else None)
@@ -148,7 +161,8 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
         elif one.trouble is None and one.assignment is None:
             one = replace(one, trouble="no cell of an assignment")
         told.setdefault((one.student, one.assignment), one)
-    return list(told.values()), [str(one.path.relative_to(folder)) for one in stray]
+    left = [str(one.path.relative_to(folder)).encode(errors="replace").decode() for one in stray]
+    return list(told.values()), left
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -159,6 +173,8 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     try:
         table = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
         missing = [name for name in columns if name not in (table.fieldnames or ())]
+        if missing and table.fieldnames and ";" in table.fieldnames[0]:
+            raise GradingError(f"{path} has semicolons between its columns; save it with commas")
         if missing:
             raise GradingError(f"{path} has no column {missing[0]!r}; its first line must name {', '.join(columns)}")
         return [{name: (value or "").strip() for name, value in row.items() if name} for row in table]
@@ -338,7 +354,7 @@ def rows(one: Submission, found: Mapping[str, Any], of: Assignment | None, marks
     for question, maximum in of.questions.items():
         graded = found["questions"].get(question)
         points, status = (graded["points"], graded["status"]) if graded else (0, found["status"])
-        if question in marks and graded:
+        if question in marks:  # of a file that cannot be graded too: a person may have read it
             points, status = marks[question]["points"], "marked"
         told.append([one.student, question, f"{points:g}", f"{maximum:g}", status])
     return told
@@ -421,12 +437,15 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
     found, stray = find(given.submissions, known, given.assignment)
     if not found:
         raise GradingError(f"no submission in {given.submissions}")
-    told = [cell.metadata.nbgrader for cells in whole.values() for cell in cells if "nbgrader" in cell.metadata]
-    maxima = {one["grade_id"]: float(one["points"]) for one in told if one["grade"] and one["solution"]}
+    maxima = {name: points for cells in whole.values() for name, points in _written(cells).items()}
     marks = read_marks(given.marks, maxima) if given.marks else {}
     strangers = {student for student, _ in marks} - {one.student for one in found}
     if strangers:
         raise GradingError(f"{given.marks} marks {min(strangers)!r}, who handed in nothing; mend the name")
+    asked = {(one.student, question) for one in found for question in _written(whole.get(one.assignment or "", ()))}
+    if lost := sorted(set(marks) - asked):
+        student, question = lost[0]
+        raise GradingError(f"{given.marks} marks {question} for {student}, who did not hand that in; mend the line")
     for name in sorted({one.assignment for one in found if one.assignment and not one.trouble}):
         grader.calibrate(grader.assignment(sources[name], given.seed), sources[name], say)
 

@@ -6,8 +6,10 @@ exception, a kill, memory that is not there, costs this one submission.
 
 from __future__ import annotations
 
+import html
 import json
 import logging
+import re
 import resource
 import secrets
 import shutil
@@ -17,22 +19,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import nbconvert.exporters.html
 import nbformat
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.exporters.exporter import ResourcesDict
+from nbconvert.filters.markdown_mistune import IPythonRenderer
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde, GenerateFeedback
-from nbgrader.preprocessors import ClearHiddenTests, Execute, GetGrades
+from nbgrader.preprocessors import ClearHiddenTests, Execute
 from nbgrader.utils import is_grade, is_solution
 
 from assignments.release import course, quiet, reason
 from assignments.sandbox import Limits, Room, kernel_manager
-from assignments.text import KERNELSPEC
+from assignments.text import HERE, KERNELSPEC
 
 STUDENT = "student"
 """What every student is called within nbgrader: names from outside stay outside."""
+HIDDEN = re.compile(r"^ *### BEGIN HIDDEN TESTS\n(.*?)^ *### END HIDDEN TESTS", re.S | re.M)
 LONGEST = 100_000
 """Characters of a cell that are read; of its output that are kept."""
 
@@ -49,7 +54,7 @@ def read_submission(path: Path) -> list[dict[str, Any]]:
     try:
         cells = json.loads(path.read_bytes())["cells"]
         found = [
-            cell | {"source": "".join(cell["source"])[:LONGEST]}
+            cell | {"source": "".join(cell["source"])[:LONGEST].encode(errors="replace").decode()}  # no surrogates
             for cell in cells
             if cell.get("cell_type") in ("code", "markdown")
         ]
@@ -93,7 +98,9 @@ def rebuild(cells: list[dict[str, Any]], master: NotebookNode) -> NotebookNode:
     for name, cell in known.items():
         cell = NotebookNode(cell)
         if is_solution(cell):
-            cell.source = answer if (answer := answers.get(name, "")).strip() else cell.source
+            answer = answers.get(name, "").strip() and answers[name]
+            # An empty stub would undo an answer that stands in a cell of the student's own.
+            cell.source = answer or ("# nothing in this cell" if cell.cell_type == "code" else cell.source)
         ordered += [cell, *others.get(name, ())]
     for number, cell in enumerate(ordered):
         told = cell.metadata.get("nbgrader", {})
@@ -112,9 +119,10 @@ def _executor(
 ) -> type[Execute]:
     """nbgrader's step that executes a notebook, with a sandboxed kernel that may die.
 
-    A test counts as passed only if the kernel said so and then, as a probe, failed a test that nothing can pass. What
+    A test counts as passed only if the kernel said so and then, as probes, failed two tests that nothing can pass. What
     tests show on the way is dropped, so that no output of a student's function can pass for a result.
     """
+    inside = f"tests_{secrets.token_hex(8)}"
 
     class SandboxedExecute(Execute):
         def __init__(self, **traits: Any) -> None:
@@ -122,7 +130,7 @@ def _executor(
             self.iopub_timeout, self.startup_timeout = 30, 120
             # Given cells load models: on a busy machine that takes long, and is no fault of the student's.
             self.timeout_func = lambda cell: int(limits.whole if cell.id.startswith("given") else limits.cell)
-            self.ended, self.written, self.reply = "", 0, {}
+            self.ended, self.written, self.reply, self.hidden = "", 0, {}, None
 
         def on_cell_executed(self, **said: Any) -> None:
             self.reply = said["execute_reply"]["content"]
@@ -155,7 +163,10 @@ def _executor(
         ) -> tuple[NotebookNode, ResourcesDict]:
             if cell.cell_type != "code":
                 return cell, resources
-            self.attempt(cell, index)
+            if self.hidden is None:
+                self.hidden = hidden_lines(self.nb.cells)
+                self.attempt(_opening(inside, self.nb.cells), index)
+            self.attempt(_test(inside, cell.source) if is_grade(cell) else cell, index)
             reply, ended = self.reply, self.ended
             if is_grade(cell):
                 status = f"stopped: {ended}" if ended else "passed" if reply.get("status") == "ok" else "failed"
@@ -166,12 +177,12 @@ def _executor(
                 statuses[cell.metadata.nbgrader.grade_id] = status
                 if status != "passed":
                     said = (str(reply.get("ename")), str(reply.get("evalue"))) if status == "failed" else (status, "")
-                    cell.outputs = [_error(*said)]
+                    cell.outputs = [_error(*(without(part, self.hidden) for part in said))]
                     messages[cell.metadata.nbgrader.grade_id] = cell.outputs[0].traceback[0]
                 else:
                     cell.outputs = []
             else:
-                cell.outputs = [_plain(output) for output in cell.outputs[:100]]
+                cell.outputs = [_plain(output, self.hidden) for output in cell.outputs[:100]]
                 if ended and not cell.outputs:
                     cell.outputs = [_error(ended, "this cell did not run to its end")]
             cell.execution_count = None  # without a history all are 1, and a history would hold the hidden tests
@@ -179,23 +190,58 @@ def _executor(
             return cell, resources
 
         def fails(self, index: int) -> bool:
-            """Whether a test that must fail does."""
-            secret = secrets.token_hex(8)
-            self.attempt(new_code_cell(f"assert 0 == 1, {secret!r}"), index)
-            return self.reply.get("ename") == "AssertionError" and self.reply.get("evalue") == secret
+            """Whether tests that must fail do."""
+            failed = []
+            for make in (new_code_cell, lambda source: _test(inside, source)):
+                secret = secrets.token_hex(8)
+                self.attempt(make(f"assert 0 == 1, {secret!r}"), index)
+                failed.append((self.reply.get("ename"), self.reply.get("evalue")) == ("AssertionError", secret))
+            return all(failed)
 
     return SandboxedExecute
 
 
-def _plain(output: NotebookNode) -> NotebookNode:
+def _opening(name: str, cells: list[NotebookNode]) -> NotebookNode:
+    """The first cell of all: it makes a module `name` of :mod:`assignments.inside` and lets it begin."""
+    text = (HERE / "inside.py").read_text(encoding="utf-8")
+    given = [cell.source for cell in cells if cell.id.startswith("given")]
+    source = (
+        f"import sys, types\nsys.modules[{name!r}] = types.ModuleType({name!r})\n"
+        f"exec({text!r}, vars(sys.modules[{name!r}]))\nsys.modules[{name!r}].begin({given!r})\ndel sys, types"
+    )
+    cell = new_code_cell(source)
+    cell.id = "given-first"  # it loads what given cells load
+    return cell
+
+
+def _test(name: str, source: str) -> NotebookNode:
+    """A cell that lets the module `name` run a test."""
+    return new_code_cell(f"import {name}\n{name}.test({source!r})")
+
+
+def hidden_lines(cells: list[NotebookNode]) -> set[str]:
+    """What no page may show: lines of hidden tests, as they are and as Python and JSON quote them."""
+    parts = [HIDDEN.findall(cell.source) for cell in cells if is_grade(cell) and cell.cell_type == "code"]
+    lines = {line.strip() for part in parts for text in part for line in text.splitlines()}
+    return {form for line in lines if len(line) > 24 for form in (line, repr(line)[1:-1], json.dumps(line)[1:-1])}
+
+
+def without(text: str, hidden: set[str]) -> str:
+    """`text` without the lines that hold one of `hidden`."""
+    lines = text.split("\n")
+    return "\n".join("(left out)" if any(form in line for form in hidden) else line for line in lines)
+
+
+def _plain(output: NotebookNode, hidden: set[str]) -> NotebookNode:
     """An output, reduced to what can do no harm on a page: text and PNG pictures."""
     match output.output_type:
         case "stream":
-            return nbformat.v4.new_output("stream", name="stdout", text=str(output.text)[:LONGEST])
+            return nbformat.v4.new_output("stream", name="stdout", text=without(str(output.text)[:LONGEST], hidden))
         case "error":
-            return _error(str(output.ename), str(output.evalue))
+            return _error(*(without(str(part), hidden) for part in (output.ename, output.evalue)))
     data = output.get("data", {})
     kept = {kind: str(data[kind])[: 20 * LONGEST] for kind in ("text/plain", "image/png") if kind in data}
+    kept |= {"text/plain": without(kept["text/plain"], hidden)} if "text/plain" in kept else {}
     return nbformat.v4.new_output("display_data", data=kept)
 
 
@@ -242,14 +288,17 @@ def autograde(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": "graded", "questions": questions, "written": written}
 
 
-class EscapeMarkdown(GetGrades):
-    """Students' prose is shown as prose: no HTML of theirs gets into a page. Then their grades, as nbgrader does."""
+class Prose(IPythonRenderer):
+    """Students' prose as prose: no HTML of theirs, no link that is code, no picture that tells somebody it was seen."""
 
-    def preprocess(self, nb: NotebookNode, resources: ResourcesDict) -> tuple[NotebookNode, ResourcesDict]:
-        for cell in nb.cells:
-            if cell.cell_type == "markdown":
-                cell.source = cell.source.replace("<", "&lt;")
-        return super().preprocess(nb, resources)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"escape": True, "allow_harmful_protocols": None})
+
+    def block_mermaidjs(self, code: str) -> str:
+        return f"<pre>{html.escape(code)}</pre>"
+
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        return f"[picture: {html.escape(url)}]"
 
 
 def feedback(job: Mapping[str, Any]) -> None:
@@ -263,11 +312,8 @@ def feedback(job: Mapping[str, Any]) -> None:
                 grade.manual_score, grade.needs_manual_grade = marked["points"], marked["points"] is None
                 book.find_comment(grade.name, name, name, STUDENT).manual_comment = marked["comment"]
         book.db.commit()
-    config.GenerateFeedback.preprocessors = [
-        ClearHiddenTests,
-        EscapeMarkdown,
-        *GenerateFeedback.preprocessors.default_args[0][1:],
-    ]
+    config.GenerateFeedback.preprocessors = [ClearHiddenTests, *GenerateFeedback.preprocessors.default_args[0]]
+    nbconvert.exporters.html.IPythonRenderer = Prose
     config.GenerateFeedback.force = True
     with quiet() as errors:
         try:

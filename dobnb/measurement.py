@@ -394,7 +394,7 @@ def prepare(
             drawn = f", untrained, seed {untrained}"
             named = {"name": name + drawn, "title": title + drawn, "seed": untrained, "sha256": _state_digest(module)}
         if content is None and lacks_special_tokens(module):
-            name_special_tokens(module, models.load_tokenizer(model, revision))
+            name_special_tokens(module, *models.special_ids(model, revision))
     elif not isinstance(model, nn.Module):
         raise MeasurementError(f"model is a {type(model).__name__}; pass a torch module, or the name of a model")
     elif untrained is not None:

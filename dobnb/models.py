@@ -380,6 +380,19 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
         ) from error
 
 
+def special_ids(name: str, revision: str | None = None) -> tuple[int | None, int | None]:
+    """Ids of the tokens before and after a text: those of the model's card, else of its tokenizer.
+
+    :param name: as for :func:`load_model`.
+    :raises ModelError: as for :func:`load_tokenizer`.
+    """
+    card = MODELS.get(name)
+    if card and card.special_ids:
+        return card.special_ids
+    tokenizer = load_tokenizer(name, revision)
+    return tokenizer.cls_token_id, tokenizer.sep_token_id
+
+
 def preprocessing(name: str, revision: str | None = None) -> Preprocessing | None:
     """How the model's own repository says that images are brought before it; None for a language model.
 

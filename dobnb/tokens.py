@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from dobnb.errors import ArgumentError, DobnbError
 
@@ -225,10 +225,10 @@ def lacks_special_tokens(model: nn.Module) -> bool:
     return not (first and last)
 
 
-def name_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the tokenizer's special tokens into the config of a model, in memory, where it lacks them."""
+def name_special_tokens(model: PreTrainedModel, cls: int | None, separator: int | None) -> None:
+    """Write the ids of its vocabulary's special tokens into the config of a model, in memory, where it lacks them."""
     if lacks_special_tokens(model):
-        model.config.cls_token_id, model.config.sep_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+        model.config.cls_token_id, model.config.sep_token_id = cls, separator
 
 
 def image_token_roles(config: PreTrainedConfig, image_size: int | Sequence[int] | None = None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from nbformat import NotebookNode, from_dict
 from nbformat.v4 import new_code_cell
 
 from assignments.grade import GradingError, find, read_marks, read_seeds, safe
+from assignments.sandbox import Limits, Room, command, own, problem
 from assignments.text import RELEASE, instructor_version, texts
 from tests.assignment_answers import WRONG
 
@@ -191,6 +193,83 @@ if seen:
     print(seen)
     os._exit(1)
 """
+
+
+def test_tricks_with_names_and_answers_in_other_cells(classroom: Path, sandbox: None, tmp_path: Path) -> None:
+    """Binding what tests are written with changes no test; an answer counts wherever it stands; prose stays prose."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    tricks = "import builtins\nabs = builtins.abs = lambda x: 0\nnp.allclose = lambda *a, **k: True\n"
+    zero = "class Zero(float):\n    __sub__ = __rsub__ = __abs__ = lambda s, *a: s\n    __lt__ = lambda s, o: True\n"
+    cheat = answered(
+        total_variation=f"{tricks}{zero}\n\ndef total_variation(p, q):\n    return 0",
+        by_hand="twelfths = np.array([[12, 0, 0, 0], [0, 12, 0, 0]])\nkappa_by_hand = Fraction(1, 12)",
+        kappa="def kappa(A):\n    return Zero(0)",
+        doeblin="def doeblin(A):\n    return 0",
+        rollout="def rollout(layers, alpha=0.5):\n    return layers[0]",
+    )
+    nbformat.write(cheat, folder / "cheat.ipynb")
+    moved = answered()
+    for cell in moved.cells:
+        if cell.get("id") == "a01-kappa-answer":
+            cell.metadata = NotebookNode()  # deleted, and written anew
+        told = cell.metadata.get("nbgrader", {})
+        if told.get("solution") and cell.cell_type == "markdown":
+            cell.source = "`x < y` and $a<b$ <b>x</b> [c](javascript:alert(2)) ![](http://evil.example/x.png) BAD"
+    leak = "H = []\nget_ipython().events.register('pre_run_cell', lambda i: H.append(i.raw_cell))"
+    moved.cells.insert(0, new_code_cell(leak))
+    moved.cells.append(new_code_cell('print("\\n".join(H), len(H))\nH'))
+    text = nbformat.writes(moved).replace(" BAD", " \\ud800")
+    (folder / "moved.ipynb").write_text(text)
+    before = answered()
+    place = next(k for k, cell in enumerate(before.cells) if cell.get("id") == "a01-kappa-answer")
+    before.cells.insert(place, new_code_cell(before.cells[place].source))
+    before.cells[place + 1].source = ""
+    nbformat.write(before, folder / "before.ipynb")
+    table, _ = grade(classroom, folder, out)
+    found = scores(table)
+    assert found == {
+        "before": "10",
+        "cheat": "0; total-variation failed; by-hand failed; kappa failed; doeblin failed; rollout failed",
+        "moved": "10",
+    }
+    page = (out / "feedback" / "moved" / f"{NAME}.html").read_text()
+    assert "(left out)" in page and "_found = max" not in page and "wrong for four tokens" not in page
+    assert "<code>x &lt; y</code>" in page and "$a&lt;b$ &lt;b&gt;x&lt;/b&gt;" in page
+    assert "javascript:alert" not in page and 'src="http://evil' not in page and "[picture: http://evil" in page
+    marks = tmp_path / "marks.csv"
+    marks.write_text("student,question,points\nmoved,a02-two-groups,5\n")
+    _, said = grade(classroom, folder, out, "--marks", marks, said=2)
+    assert "marks a02-two-groups for moved, who did not hand that in" in said
+
+
+UNSEEN = """
+import ctypes, os, subprocess, threading
+
+for command in ("unshare -U true", "unshare -Urm sh -c 'mount -t tmpfs x /scratch'"):
+    print(subprocess.run(command, shell=True, capture_output=True).returncode != 0)
+system = ctypes.CDLL(None, use_errno=True)
+for call in (lambda: os.memfd_create("x"), lambda: 1 / (1 + system.shmget(0, 4096, 0o1600))):
+    try:
+        print(call())
+    except (OSError, ZeroDivisionError):
+        print(True)
+thread = threading.Thread(target=print, args=(True,))
+thread.start()
+thread.join()
+"""
+
+
+def test_no_memory_that_the_limit_cannot_see(sandbox: None, tmp_path: Path) -> None:
+    """Not in a file system of one's own, not in a file without a name; threads and processes go on."""
+    tmp_path.chmod(0o755)
+    room = Room(sys.executable, str(tmp_path / "no weights"), str(tmp_path))
+    assert problem(room) is None
+    with tempfile.TemporaryDirectory() as sockets:
+        own(Path(sockets), room)
+        inside = command(room, Limits(), sockets, [sys.executable, "-I", "-c", UNSEEN])
+        ran = subprocess.run(inside, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split() == ["True"] * 5, ran.stdout + ran.stderr
 
 
 @pytest.mark.slow
@@ -405,6 +484,13 @@ def test_who_handed_in_what(tmp_path: Path) -> None:
     assert {one.assignment for one in only if one.student in ("eve", "fay")} == {"01_one"}
 
 
+def test_two_names_that_become_one_student(tmp_path: Path) -> None:
+    for name in ("ana+x@u.ipynb", "ana_x@u.ipynb"):
+        (tmp_path / name).write_text(notebook("a01-x"))
+    with pytest.raises(GradingError, match=r"ana\+x@u.ipynb and ana_x@u.ipynb would both be handed in by 'ana_x@u'"):
+        find(tmp_path, KNOWN)
+
+
 @pytest.mark.parametrize(
     ("name", "safely"),
     [
@@ -430,6 +516,7 @@ def test_names_are_safe(name: str, safely: str) -> None:
         ("student,question,points\nada,a01-in-words,good\n", "points go from 0 to 4"),
         ("student,question,points\nada,a01-in-words,1\nada,a01-in-words,2\n", "marked twice"),
         ("\x00\n", "no column"),
+        ("student;question;points\nada;a01-in-words;1\n", "semicolons between its columns; save it with commas"),
     ],
 )
 def test_marks_that_are_none(tmp_path: Path, text: str, said: str) -> None:

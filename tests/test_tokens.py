@@ -162,7 +162,7 @@ def test_bert_against_its_tokenizer(model, special, pairs):
     batch = tokenizer(*([*zip(*PAIRS, strict=True)] if pairs else [SENTENCES]), padding=True, return_tensors="pt")
     batch.pop("token_type_ids", None)
     named = model()
-    name_special_tokens(named, tokenizer)
+    name_special_tokens(named, tokenizer.cls_token_id, tokenizer.sep_token_id)
     for roles, ids in zip(token_roles(named, dict(batch)), batch["input_ids"], strict=True):
         names = {"[CLS]": CLS, "[SEP]": SEPARATOR, "[PAD]": PADDING}
         assert roles == tuple(names.get(word, CONTENT) for word in tokenizer.convert_ids_to_tokens(ids))
@@ -210,7 +210,8 @@ def test_bert_with_an_unknown_vocabulary_is_refused_whatever_the_batch(ids):
 
 def test_what_a_config_names_is_left_alone():
     model = tf.RobertaModel(tf.RobertaConfig(**SIZE, vocab_size=8))
-    name_special_tokens(model, bert_tokenizer(OWN))
+    own = bert_tokenizer(OWN)
+    name_special_tokens(model, own.cls_token_id, own.sep_token_id)
     assert getattr(model.config, "cls_token_id", None) is None
 
 
@@ -222,7 +223,8 @@ def test_the_tokenizer_goes_before_the_size_of_the_vocabulary():
         token_roles(model, ids)
     with pytest.raises(TokenError, match="input 1 begins with the id 500"):
         token_roles(model, torch.tensor([[0, 101, 500, 102], [0, 500, 101, 102]]))
-    name_special_tokens(model, bert_tokenizer(OWN))
+    own = bert_tokenizer(OWN)
+    name_special_tokens(model, own.cls_token_id, own.sep_token_id)
     assert token_roles(model, ids) == ((CLS, CONTENT, CONTENT, SEPARATOR),)
 
 
