@@ -53,6 +53,32 @@ def visit(page: Page, file: Path) -> None:
 SCHEMES = pytest.mark.parametrize("opened", WIDTHS, indirect=True)
 
 
+@pytest.mark.parametrize("opened", ["dark"], indirect=True)
+@pytest.mark.parametrize("name", ["index", "book/09_dinov2_measured", "book/explorer", "book/notation"])
+def test_nothing_is_cut_unseen_on_a_phone(pages: Path, opened: tuple[Page, list[str]], name: str) -> None:
+    page, _ = opened
+    visit(page, pages / f"{name}.html")
+
+    # a table that goes on beyond the edge fades there, until its end is seen
+    hidden = """() => [...document.querySelectorAll('article table')].map(table => {
+        for (let place = table.parentElement; place.tagName !== 'ARTICLE'; place = place.parentElement) {
+            const scrolls = ['auto', 'scroll'].includes(getComputedStyle(place).overflowX);
+            if (scrolls && place.scrollWidth > place.clientWidth + 2)
+                return getComputedStyle(place).maskImage !== 'none';
+        }
+        return null;
+    }).filter(fades => fades !== null)"""
+    fades = page.evaluate(hidden)
+    assert fades and all(fades)
+    page.evaluate("document.querySelectorAll('.goes-on').forEach(place => { place.scrollLeft = place.scrollWidth; })")
+    page.wait_for_function("document.querySelectorAll('.goes-on').length === 0")
+    assert not any(page.evaluate(hidden))
+
+    # a chapter's command and the titles of its neighbours
+    for text in page.query_selector_all(".run-this-chapter pre, .prev-next-area .prev-next-title, .prev-next-area a"):
+        assert text.evaluate("text => text.scrollWidth <= text.clientWidth")
+
+
 @SCHEMES
 @pytest.mark.parametrize("name", PAGES)
 def test_page(pages: Path, opened: tuple[Page, list[str]], name: str) -> None:

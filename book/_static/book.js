@@ -3,7 +3,7 @@
 document.addEventListener("toggle", () => window.dispatchEvent(new Event("resize")), true);
 
 /* Tables that scroll sideways show where there is more. */
-const WIDE = ".pst-scrollable-table-container, div.cell_output, .explorer-scroll";
+const WIDE = ".pst-scrollable-table-container, div.cell_output .output, .explorer-scroll";
 
 function showWhereTablesGoOn() {
   for (const place of document.querySelectorAll(WIDE)) {
