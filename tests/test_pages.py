@@ -54,7 +54,7 @@ SCHEMES = pytest.mark.parametrize("opened", WIDTHS, indirect=True)
 
 
 @pytest.mark.parametrize("opened", ["dark"], indirect=True)
-@pytest.mark.parametrize("name", ["index", "book/09_dinov2_measured", "book/explorer", "book/notation"])
+@pytest.mark.parametrize("name", ["book/index", "book/09_dinov2_measured", "book/explorer", "book/notation"])
 def test_nothing_is_cut_unseen_on_a_phone(pages: Path, opened: tuple[Page, list[str]], name: str) -> None:
     page, _ = opened
     visit(page, pages / f"{name}.html")
