@@ -93,7 +93,7 @@ def test_page(pages: Path, opened: tuple[Page, list[str]], name: str) -> None:
     prose = page.evaluate(
         """() => {
             const article = document.querySelector('article').cloneNode(true);
-            article.querySelectorAll('pre, code, script, mjx-container').forEach(node => node.remove());
+            article.querySelectorAll('pre, code, .sig, script, mjx-container').forEach(node => node.remove());
             return article.textContent;
         }"""
     )
