@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,8 @@ def test_printing(tmp_path: Path) -> None:
     (tmp_path / "html").mkdir()
     (tmp_path / "html" / "_images").mkdir()
     Image.new("RGB", (2, 2)).save(tmp_path / "html" / "_images" / "i.png")
-    printed = pdf.pdf(tmp_path, lay(tmp_path / "html"), "A", "B")
+    with ThreadPoolExecutor(1) as alone:  # the other browser tests hold Playwright's loop in this thread
+        printed = alone.submit(pdf.pdf, tmp_path, lay(tmp_path / "html"), "A", "B").result()
     content = printed.read_bytes()
     assert printed == tmp_path / "pdf" / "book.pdf" and content.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", content)) == 4  # cover, contents, two pages
