@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,8 +84,9 @@ class Submission:
 
 def safe(name: str) -> str:
     """A student's name as it is written to tables and paths: no separator, and nothing a spreadsheet would compute."""
-    name = re.sub(r"[^\w.@ -]", "_", name).strip()
-    return ("_" + name[1:] if name[:1] in "=+-@." else name)[:80] or "_"
+    name = unicodedata.normalize("NFC", name)  # macOS takes accents off their letters
+    name = re.sub(r"[^\w.@' -]", "_", name).strip()
+    return ("_" + name[1:] if name[:1] in "=+-@.'" else name)[:80] or "_"
 
 
 def shown(path: Path) -> str:
@@ -115,6 +117,17 @@ def _written(cells: Sequence[NotebookNode]) -> dict[str, float]:
     """The maxima of an assignment's questions that a person marks."""
     told = [cell.metadata.nbgrader for cell in cells if "nbgrader" in cell.metadata]
     return {one["grade_id"]: float(one["points"]) for one in told if one["grade"] and one["solution"]}
+
+
+def _student(stem: str, assignment: str | None) -> str:
+    """Whom a file is from, by its name, less the assignment's and the number that a browser or course gives a copy."""
+    if assignment is None:
+        return stem
+    parts = re.split(re.escape(assignment), stem, maxsplit=1, flags=re.I)
+    before, after = (re.sub(r"^[\W_]+|[\W_]+$", "", part) for part in parts)
+    if before and re.fullmatch(r"(?i)(copy)?\W*\d{0,2}", after):
+        return before
+    return "_".join(part for part in (before, after) if part) or stem
 
 
 def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -> tuple[list[Submission], list[str]]:
@@ -148,11 +161,7 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
             assignment = best if shared[best] else None
             seed = seed_of(cells or ())
         named = next((name for name in known if name.lower() in path.stem.lower()), None)
-        if len(inside.parts) > 1:
-            student = inside.parts[0]
-        else:
-            student = re.sub(rf"(?i)^[\W_]+|[\W_]+$|[\W_]*{re.escape(named)}[\W_]*" if named else "$^", "", path.stem)
-            student = student or path.stem
+        student = inside.parts[0] if len(inside.parts) > 1 else _student(path.stem, named)
         first, other = called.setdefault(safe(student), (student, inside))
         if first != student:
             both = f"{shown(other)} and {shown(inside)}"

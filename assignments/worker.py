@@ -340,6 +340,8 @@ def feedback(job: Mapping[str, Any]) -> None:
                 grade.manual_score, grade.needs_manual_grade = marked["points"], marked["points"] is None
                 book.find_comment(grade.name, name, name, STUDENT).manual_comment = marked["comment"]
         book.db.commit()
+        grades = book.find_submission_notebook(name, name, STUDENT).grades
+        waiting = {grade.name for grade in grades if grade.auto_score is None and grade.manual_score is None}
     config.GenerateFeedback.preprocessors = [ClearHiddenTests, *GenerateFeedback.preprocessors.default_args[0]]
     nbconvert.exporters.html.IPythonRenderer = Prose
     config.GenerateFeedback.force = True
@@ -350,6 +352,7 @@ def feedback(job: Mapping[str, Any]) -> None:
             raise UnusableError(f"no feedback page: {reason(errors or [str(error)])}") from None
     page = folder / "feedback" / STUDENT / name / f"{name}.html"
     titles = headings(nbformat.read(folder / "release" / name / f"{name}.ipynb", as_version=4).cells)
+    titles |= {question: f"{titles[question]}, not marked yet" for question in waiting}
     write_text(job["page"], titled(page.read_text(encoding="utf-8"), titles))
 
 
