@@ -401,6 +401,7 @@ ADVICE = {
     "no cell of the assignment": "Answer in the notebook that was handed out; do not copy the answers to another.",
     "no cell of an assignment": "Answer in the notebook that was handed out; do not copy the answers to another.",
     "more than one file": "These files from you are for one assignment. Say which one counts.",
+    "no seed": "Whoever marks the course has no seed for you. Tell them your name as it stands on your files.",
     "not graded": "The grader stopped with an error. Whoever marks the course can tell more, and grade it again.",
     "too large": f"The file has more than {LARGEST // 2**20} MB. Clear the outputs, save, and hand it in again.",
 }
