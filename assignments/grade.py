@@ -20,9 +20,11 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -34,7 +36,7 @@ from nbformat import NotebookNode
 from assignments.sandbox import ROOT, Limits, Room, own, problem
 from assignments.text import HERE, SOURCE, AssignmentError, instructor_version, seed_of, texts
 from dobnb.files import write_text
-from dobnb.provenance import digest
+from dobnb.provenance import digest, file_digest
 
 LARGEST = 10 * 2**20
 """Bytes of a submission that is still opened."""
@@ -74,11 +76,22 @@ class Submission:
     seed: int | None = None
     """That it was handed out with, as far as it says one."""
 
+    @property
+    def page(self) -> str:
+        """Place of its feedback in the output folder."""
+        return f"feedback/{self.student}/{self.assignment or 'unknown'}.html"
+
 
 def safe(name: str) -> str:
     """A student's name as it is written to tables and paths: no separator, and nothing a spreadsheet would compute."""
-    name = re.sub(r"[^\w.@ -]", "_", name).strip()
-    return ("_" + name[1:] if name[:1] in "=+-@." else name)[:80] or "_"
+    name = unicodedata.normalize("NFC", name)  # macOS takes accents off their letters
+    name = re.sub(r"[^\w.@' -]", "_", name).strip()
+    return ("_" + name[1:] if name[:1] in "=+-@.'" else name)[:80] or "_"
+
+
+def shown(path: Path) -> str:
+    """A file's name as it is printed: in one line, without what is no text."""
+    return re.sub(r"[\x00-\x1f\x7f]", "_", str(path).encode(errors="replace").decode())
 
 
 def _cells(path: Path) -> list[dict[str, Any]] | None:
@@ -106,6 +119,17 @@ def _written(cells: Sequence[NotebookNode]) -> dict[str, float]:
     return {one["grade_id"]: float(one["points"]) for one in told if one["grade"] and one["solution"]}
 
 
+def _student(stem: str, assignment: str | None) -> str:
+    """Whom a file is from, by its name, less the assignment's and the number that a browser or course gives a copy."""
+    if assignment is None:
+        return stem
+    parts = re.split(re.escape(assignment), stem, maxsplit=1, flags=re.I)
+    before, after = (re.sub(r"^[\W_]+|[\W_]+$", "", part) for part in parts)
+    if before and re.fullmatch(r"(?i)(copy)?\W*\d{0,2}", after):
+        return before
+    return "_".join(part for part in (before, after) if part) or stem
+
+
 def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -> tuple[list[Submission], list[str]]:
     """The submissions in `folder`, and the files beside them that are none.
 
@@ -125,7 +149,7 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
         trouble, assignment, seed = None, None, None
         if path.is_symlink() or not path.is_file():
             trouble = "not a file"
-        elif path.suffix != ".ipynb":
+        elif path.suffix.lower() != ".ipynb":
             trouble = "not a notebook"
         elif path.stat().st_size > LARGEST:
             trouble = "too large"
@@ -136,16 +160,12 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
             best = max(shared, key=shared.__getitem__)
             assignment = best if shared[best] else None
             seed = seed_of(cells or ())
-        named = next((name for name in known if name in path.stem), None)
-        if len(inside.parts) > 1:
-            student = inside.parts[0]
-        else:
-            student = re.sub(rf"^[\W_]+|[\W_]+$|[\W_]*{re.escape(named)}[\W_]*" if named else r"$^", "", path.stem)
-            student = student or path.stem
+        named = next((name for name in known if name.lower() in path.stem.lower()), None)
+        student = inside.parts[0] if len(inside.parts) > 1 else _student(path.stem, named)
         first, other = called.setdefault(safe(student), (student, inside))
         if first != student:
-            pair = " and ".join(str(one).encode(errors="replace").decode() for one in (other, inside))
-            raise GradingError(f"{pair} would both be handed in by {safe(student)!r}; rename one of them")
+            both = f"{shown(other)} and {shown(inside)}"
+            raise GradingError(f"{both} would both be handed in by {safe(student)!r}; rename one of them")
         found.append(Submission(safe(student), path, assignment or named, trouble, seed))
     said = {one.assignment for one in found} - {None}
     fallback = only or (said.pop() if len(said) == 1 else None)
@@ -153,16 +173,18 @@ def find(folder: Path, known: Mapping[str, set[str]], only: str | None = None) -
     notebooks = {one.student for one in found if one.trouble != "not a notebook"}
     stray = [one for one in found if one.trouble == "not a notebook" and one.student in notebooks]
     found = [one for one in found if one not in stray]
-    times = Counter((one.student, one.assignment) for one in found)
-    told: dict[tuple[str, str | None], Submission] = {}
+    together: dict[tuple[str, str | None], list[Submission]] = {}
     for one in found:
-        if times[one.student, one.assignment] > 1:
-            one = replace(one, trouble="two files")
+        together.setdefault((one.student, one.assignment), []).append(one)
+    told = []
+    for one, *others in together.values():
+        if others:
+            names = ", ".join(shown(each.path.relative_to(folder)) for each in (one, *others))
+            one = replace(one, trouble=f"more than one file: {names}")
         elif one.trouble is None and one.assignment is None:
             one = replace(one, trouble="no cell of an assignment")
-        told.setdefault((one.student, one.assignment), one)
-    left = [str(one.path.relative_to(folder)).encode(errors="replace").decode() for one in stray]
-    return list(told.values()), left
+        told.append(one)
+    return told, [shown(one.path.relative_to(folder)) for one in stray]
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -256,12 +278,14 @@ class Grader:
             self._made[text.stem, seed] = made
         return self._made[text.stem, seed]
 
+    def _folder(self, student: str, path: Path, of: Assignment) -> Path:
+        return self.out / "work" / digest(of.digest.encode(), student.encode(), path.read_bytes())[:24]
+
     def grade(
         self, student: str, path: Path, of: Assignment, marks: Mapping[str, Any], page: Path, room: Room
     ) -> dict[str, Any]:
         """What :func:`assignments.worker.autograde` returns for a submission, or a ``status`` that says why not."""
-        mark = digest(of.digest.encode(), student.encode(), path.read_bytes())
-        folder = self.out / "work" / mark[:24]
+        folder = self._folder(student, path, of)
         result = folder / "result.json"
         if not result.exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -327,9 +351,11 @@ class Grader:
         if lost:
             graded = found["questions"].get(lost[0], found)
             why = graded.get("message") or graded["status"]
+            (self._folder("reference", path, of) / "result.json").unlink(missing_ok=True)  # another time it may pass
             raise GradingError(
                 f"the reference solution of {of.name} fails {lost[0]} on this machine ({why}); students would too. "
-                f"Run {of.name} by hand in the book's environment; `python -m dobnb fetch` gets its weights"
+                "If the machine is busy, wait; if weights are missing, run `python -m dobnb fetch`; "
+                f"else run {of.name} by hand in the book's environment"
             )
         say(f"{of.name}: the reference solution gets all points ({time.monotonic() - start:.0f} s)")
 
@@ -374,18 +400,42 @@ ADVICE = {
     "no cells": "The notebook is empty.",
     "no cell of the assignment": "Answer in the notebook that was handed out; do not copy the answers to another.",
     "no cell of an assignment": "Answer in the notebook that was handed out; do not copy the answers to another.",
-    "two files": "There are two files from you for one assignment. Say which one counts.",
+    "more than one file": "These files from you are for one assignment. Say which one counts.",
+    "no seed": "Whoever marks the course has no seed for you. Tell them your name as it stands on your files.",
+    "not graded": "The grader stopped with an error. Whoever marks the course can tell more, and grade it again.",
     "too large": f"The file has more than {LARGEST // 2**20} MB. Clear the outputs, save, and hand it in again.",
 }
 
 
-def plain_page(one: Submission, status: str) -> str:
-    """The feedback page of a submission that could not be graded."""
-    text = html.escape(ADVICE.get(status, "Ask whoever marks the course."))
+def plain_page(status: str, marks: Mapping[str, Mapping[str, Any]]) -> str:
+    """The feedback page of a submission that could not be graded, with the points that a person gave all the same."""
+    kind, _, why = status.partition(":")
+    said = [ADVICE.get(kind, "Ask whoever marks the course.")]
+    said += [f"{name}: {mark['points']:g} points. {mark['comment'] or ''}".strip() for name, mark in marks.items()]
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in said)
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Not graded</title></head><body>'
-        f"<h1>Not graded: {html.escape(status)}</h1><p>{text}</p></body></html>\n"
+        f"<h1>Not graded: {html.escape(why.strip() if kind == 'not graded' else status)}</h1>{lines}</body></html>\n"
     )
+
+
+def tidy(out: Path, written: Mapping[str, str]) -> list[str]:
+    """Remove the pages that an earlier grading wrote into `out` and this one did not.
+
+    :param written: digests of the pages of this grading, by their places in `out`.
+    :returns: the files beside them that stay: changed since, or not made here.
+    """
+    record = out / "work" / "pages.json"
+    before = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    for name in set(before) - set(written):
+        page = out / name
+        if page.is_file() and file_digest(page) == before[name]:
+            page.unlink()
+            with suppress(OSError):  # something else is in the folder
+                page.parent.rmdir()
+    write_text(record, json.dumps(written, indent=1))
+    files = [path for path in sorted((out / "feedback").rglob("*")) if not path.is_dir()]
+    return [shown(path.relative_to(out)) for path in files if str(path.relative_to(out)) not in written]
 
 
 def weights_of(python: str) -> Path:
@@ -461,7 +511,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
         of = grader.assignment(sources[one.assignment], seed) if one.assignment else None
         by_hand = {question: mark for (student, question), mark in marks.items() if student == one.student}
         by_hand = {question: mark for question, mark in by_hand.items() if of and question in of.questions}
-        page = out / "feedback" / one.student / f"{one.assignment or 'unknown'}.html"
+        page = out / one.page
         told = {"status": one.trouble, "questions": {}, "written": {}}
         begun = time.monotonic()
         if given.seeds and one.student not in seeds and not one.trouble:
@@ -475,7 +525,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
             finally:
                 slots.put(slot)
         if not told["questions"]:
-            write_text(page, plain_page(one, told["status"]))
+            write_text(page, plain_page(told["status"], by_hand))
         elif told["note"]:
             say(f"{one.student}, {one.assignment}: {told['note']}")
         results[index] = (rows(one, told, of, by_hand), told, of)
@@ -503,7 +553,7 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
     to_mark = [
         [one.student, question, "" if question not in given_marks else f"{given_marks[question]['points']:g}",
          f"{of.questions[question]:g}", "" if question not in given_marks else given_marks[question]["comment"] or "",
-         f"feedback/{one.student}/{one.assignment}.html"]
+         one.page]
         for one, (_, told, of) in zip(found, results, strict=True)
         for given_marks in [{question: mark for (student, question), mark in marks.items() if student == one.student}]
         for question in told["written"] if told["questions"][question]["status"] == "to be marked"
@@ -515,6 +565,12 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
         say(f"handed out with another seed than they were graded with: {', '.join(other)}; pass SEED= or SEEDS=")
     for name in stray:
         say(f"left out, not a notebook: {name}")
+    if old := tidy(out, {one.page: file_digest(out / one.page) for one in found if (out / one.page).exists()}):
+        more = f" and {len(old) - 3} more" if len(old) > 3 else ""
+        say(f"not of this grading, left as they are: {', '.join(old[:3])}{more}")
+    failed = [line[0] for lines, _, _ in results for line in lines[:1] if line[4].startswith("not graded")]
+    if failed:
+        say(f"not graded, perhaps through no fault of theirs: {', '.join(failed)}; run the same command again")
     say(f"{len(found)} submissions in {time.monotonic() - start:.0f} s: {out / 'grades.csv'}, {out / 'feedback'}")
     open_marks = sum(not line[2] for line in to_mark)
     if open_marks:

@@ -4,7 +4,8 @@ An assignment is written as MyST Markdown in ``assignments/source/NN_slug.md``. 
 
 - ``:answer: NAME``, a code cell that students fill in; between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` is ours;
 - ``:test: NAME`` with ``:points: 2``, the tests of that answer; between ``### BEGIN HIDDEN TESTS`` and
-  ``### END HIDDEN TESTS`` are those that students do not get;
+  ``### END HIDDEN TESTS`` are those that students do not get; one that starts with ``# Write it yourself:`` is graded
+  while the functions of `dobnb` refuse to work;
 - ``+++ {"written": "NAME", "points": 4}``, a Markdown cell that a person marks; its text is the model answer;
 - any other code cell is given, and put back as it was before grading.
 """

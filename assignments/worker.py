@@ -12,7 +12,6 @@ import logging
 import re
 import resource
 import secrets
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from nbgrader.utils import is_grade, is_solution
 from assignments.release import course, quiet, reason
 from assignments.sandbox import Limits, Room, kernel_manager
 from assignments.text import HERE, KERNELSPEC
+from dobnb.files import write_text
 
 STUDENT = "student"
 """What every student is called within nbgrader: names from outside stay outside."""
@@ -110,13 +110,11 @@ def rebuild(cells: list[dict[str, Any]], master: NotebookNode) -> NotebookNode:
 
 
 def _error(name: str, message: str) -> NotebookNode:
-    line = f"{name}: {message}"[:2000]
+    line = (f"{name}: {message}" if message else name)[:2000]
     return nbformat.v4.new_output("error", ename=name, evalue=message[:2000], traceback=[line])
 
 
-def _executor(
-    room: Room, limits: Limits, sockets: str, statuses: dict[str, str], messages: dict[str, str]
-) -> type[Execute]:
+def _executor(room: Room, limits: Limits, sockets: str, statuses: dict[str, str], messages: dict[str, str]) -> Any:
     """nbgrader's step that executes a notebook, with a sandboxed kernel that may die.
 
     A test counts as passed only if the kernel said so and then, as probes, failed two tests that nothing can pass. What
@@ -125,6 +123,9 @@ def _executor(
     inside = f"tests_{secrets.token_hex(8)}"
 
     class SandboxedExecute(Execute):
+        early = ""
+        """Why the kernel ended before any of the student's code ran, if it did."""
+
         def __init__(self, **traits: Any) -> None:
             super().__init__(**traits | {"kernel_manager_class": kernel_manager(room, limits, sockets)})
             self.iopub_timeout, self.startup_timeout = 30, 120
@@ -166,7 +167,11 @@ def _executor(
             if self.hidden is None:
                 self.hidden = hidden_lines(self.nb.cells)
                 self.attempt(_opening(inside, self.nb.cells), index)
+                type(self).early = self.ended
+            before = self.ended
             self.attempt(_test(inside, cell.source) if is_grade(cell) else cell, index)
+            if self.ended and not before and cell.id.startswith("given"):
+                self.ended += " in a given cell"
             reply, ended = self.reply, self.ended
             if is_grade(cell):
                 status = f"stopped: {ended}" if ended else "passed" if reply.get("status") == "ok" else "failed"
@@ -271,6 +276,8 @@ def autograde(job: Mapping[str, Any]) -> dict[str, Any]:
                 Autograde(coursedir=directory, config=config).start()
             except (Exception, SystemExit) as error:
                 raise UnusableError(f"not graded: {reason(errors or [str(error)])}") from None
+    if execute.early:
+        raise UnusableError(f"not graded: {execute.early} before the student's code began")
     questions, written = {}, {}
     with Gradebook(config.CourseDirectory.db_url) as book:
         for grade in book.find_submission_notebook(name, name, STUDENT).grades:
@@ -301,6 +308,27 @@ class Prose(IPythonRenderer):
         return f"[picture: {html.escape(url)}]"
 
 
+def headings(cells: list[NotebookNode]) -> dict[str, str]:
+    """For each question the heading that it stands under, without its points; its name where there is none."""
+    found, heading = {}, ""
+    for cell in cells:
+        if is_grade(cell):
+            found[cell.metadata.nbgrader.grade_id] = heading or cell.metadata.nbgrader.grade_id
+        elif cell.cell_type == "markdown":
+            for line in re.findall(r"^#+ +(.+)$", cell.source, re.M):
+                heading = re.sub(r" *\([^()]*\bpoints?\b[^()]*\)$", "", line.strip())
+    return found
+
+
+def titled(page: str, titles: Mapping[str, str]) -> str:
+    """A feedback page of nbgrader's that speaks to a student: questions by their headings."""
+    link = r'(<a href="#([\w-]+)">)(?:Test cell|Written response)(?=</a>)'
+    page = re.sub(link, lambda found: found[1] + html.escape(titles.get(found[2], found[2])), page)
+    label = '<span class="nbgrader-label">'
+    page = page.replace(f"{label}Student's answer", f"{label}Your answer")
+    return page.replace(f"{label}Grade cell:", f"{label}Tests:")
+
+
 def feedback(job: Mapping[str, Any]) -> None:
     """Write the feedback page, with the points that a person gave."""
     folder, name = Path(job["folder"]), job["assignment"]
@@ -312,6 +340,8 @@ def feedback(job: Mapping[str, Any]) -> None:
                 grade.manual_score, grade.needs_manual_grade = marked["points"], marked["points"] is None
                 book.find_comment(grade.name, name, name, STUDENT).manual_comment = marked["comment"]
         book.db.commit()
+        grades = book.find_submission_notebook(name, name, STUDENT).grades
+        waiting = {grade.name for grade in grades if grade.auto_score is None and grade.manual_score is None}
     config.GenerateFeedback.preprocessors = [ClearHiddenTests, *GenerateFeedback.preprocessors.default_args[0]]
     nbconvert.exporters.html.IPythonRenderer = Prose
     config.GenerateFeedback.force = True
@@ -321,9 +351,9 @@ def feedback(job: Mapping[str, Any]) -> None:
         except (Exception, SystemExit) as error:
             raise UnusableError(f"no feedback page: {reason(errors or [str(error)])}") from None
     page = folder / "feedback" / STUDENT / name / f"{name}.html"
-    target = Path(job["page"])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(page, target)
+    titles = headings(nbformat.read(folder / "release" / name / f"{name}.ipynb", as_version=4).cells)
+    titles |= {question: f"{titles[question]}, not marked yet" for question in waiting}
+    write_text(job["page"], titled(page.read_text(encoding="utf-8"), titles))
 
 
 def main() -> int:
@@ -334,9 +364,7 @@ def main() -> int:
     try:
         if not result.exists():
             found = autograde(job)
-            partial = result.with_suffix(".part")
-            partial.write_text(json.dumps(found), encoding="utf-8")
-            partial.rename(result)
+            write_text(result, json.dumps(found))
         feedback(job)
     except UnusableError as error:
         print(error, file=sys.stderr)

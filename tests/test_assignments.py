@@ -13,6 +13,7 @@ import matplotlib
 import nbformat
 import pytest
 
+from assignments.inside import ALONE
 from assignments.text import RELEASE, AssignmentError, instructor_version, seed_of, texts
 from dobnb import book, weights
 from tests.assignment_answers import WRONG
@@ -109,6 +110,16 @@ def test_points_and_sections(name: str) -> None:
     assert said == [one["points"] for one in told.values()]
     rubric = [int(points) for points in re.findall(r"^\| (\d) \|", prose, re.M)]
     assert sum(rubric) == by_hand[0]["points"]
+
+
+def test_questions_that_the_package_could_answer_are_tested_without_it() -> None:
+    """And students see that: it is the first line of the test."""
+    cells = [cell for name in TEXTS for cell in release(name).cells if cell.source.startswith(ALONE)]
+    assert [cell.metadata.nbgrader.grade_id for cell in cells] == [
+        "a01-total-variation", "a01-kappa", "a01-doeblin", "a01-rollout", "a02-condition", "a02-gap",
+        "a03-draw", "a03-wilson", "a04-restrict",
+    ]  # fmt: skip
+    assert not any("check_equality" in cell.source or "dobnb." in cell.source for cell in cells)
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -17,9 +17,10 @@ import pytest
 from nbformat import NotebookNode, from_dict
 from nbformat.v4 import new_code_cell
 
-from assignments.grade import GradingError, find, read_marks, read_seeds, safe
+from assignments.grade import GradingError, find, read_marks, read_seeds, safe, tidy
 from assignments.sandbox import Limits, Room, command, own, problem
 from assignments.text import RELEASE, instructor_version, texts
+from dobnb.provenance import file_digest
 from tests.assignment_answers import WRONG
 
 ROOT = Path(__file__).parents[1]
@@ -118,17 +119,30 @@ def test_a_folder_of_honest_and_broken_work(classroom: Path, sandbox: None, tmp_
     page = (out / "feedback" / "Bob Smith" / f"{NAME}.html").read_text()
     assert "wrong where the rows that are furthest apart are not neighbours" in page  # why, but not the test itself
     assert "HIDDEN" not in page and "_found = max" not in page
+    assert ">3. The Dobrushin coefficient</a> (Score: 0.0 / 2.0)" in page
+    assert ">6. In words, not marked yet</a> (Score: 0.0 / 4.0)" in page
+    assert "Your answer" in page and "Test cell" not in page and "Student's answer" not in page
     assert "not a notebook" in (out / "feedback" / "pickle" / f"{NAME}.html").read_text()
 
     written = list(csv.reader((out / "written.csv").read_text().splitlines()))
     assert [line[:2] for line in written[1:]] == [["Bob Smith", "a01-in-words"], ["ada", "a01-in-words"]]
     marks = tmp_path / "marks.csv"
-    marks.write_text("student,question,points,comment\nada,a01-in-words,3.5,A clear limit.\nBob Smith,a01-in-words,,\n")
+    marks.write_text(
+        "student,question,points,comment\nada,a01-in-words,3.5,A clear limit.\nBob Smith,a01-in-words,,\n"
+        "corrupt,a01-in-words,2,From your paper copy.\n"
+    )
+    (folder / "pickle.pkl").unlink()  # who is no longer there has no page
     before = time.time()
     table, said = grade(classroom, folder, out, "--marks", marks)
     assert ["ada", "a01-in-words", "3.5", "4", "marked"] in table
     assert ["Bob Smith", "a01-in-words", "0", "4", "to be marked"] in table
-    assert "A clear limit." in (out / "feedback" / "ada" / f"{NAME}.html").read_text()
+    page = (out / "feedback" / "ada" / f"{NAME}.html").read_text()
+    assert "A clear limit." in page and ">6. In words</a> (Score: 3.5 / 4.0)" in page
+    by_hand = {line[1]: (line[2], line[4]) for line in table if line[0] == "corrupt"}  # a person may have read it
+    assert by_hand.pop("a01-in-words") == ("2", "marked") and set(by_hand.values()) == {("0", "unreadable")}
+    page = (out / "feedback" / "corrupt" / f"{NAME}.html").read_text()
+    assert "Not graded: unreadable" in page and "a01-in-words: 2 points. From your paper copy." in page
+    assert {path.name for path in (out / "feedback").iterdir()} == {"ada", "Bob Smith", "corrupt", "eve", "untouched"}
     grade(classroom, folder, out)  # the marks taken back
     assert "A clear limit." not in (out / "feedback" / "ada" / f"{NAME}.html").read_text()
     results = list((out / "work").glob("*/result.json"))
@@ -206,9 +220,14 @@ def test_tricks_with_names_and_answers_in_other_cells(classroom: Path, sandbox: 
         by_hand="twelfths = np.array([[12, 0, 0, 0], [0, 12, 0, 0]])\nkappa_by_hand = Fraction(1, 12)",
         kappa="def kappa(A):\n    return Zero(0)",
         doeblin="def doeblin(A):\n    return 0",
-        rollout="def rollout(layers, alpha=0.5):\n    return layers[0]",
+        rollout="def rollout(layers, alpha=0.5):\n    np.allclose = lambda *a, **k: True\n    return layers[0]",
     )
     nbformat.write(cheat, folder / "cheat.ipynb")
+    borrowed = answered(
+        kappa="from dobnb import dobrushin_coefficient as d\n\n\ndef kappa(A):\n    return float(d(np.asarray(A)))",
+        rollout="def rollout(layers, alpha=0.5):\n    import dobnb as b\n    return b.rollout(layers, alpha).numpy()",
+    )
+    nbformat.write(borrowed, folder / "borrower.ipynb")
     moved = answered()
     for cell in moved.cells:
         if cell.get("id") == "a01-kappa-answer":
@@ -230,9 +249,13 @@ def test_tricks_with_names_and_answers_in_other_cells(classroom: Path, sandbox: 
     found = scores(table)
     assert found == {
         "before": "10",
+        "borrower": "5; kappa failed; rollout failed",
         "cheat": "0; total-variation failed; by-hand failed; kappa failed; doeblin failed; rollout failed",
         "moved": "10",
     }
+    assert "numpy.allclose was changed" in (out / "feedback" / "cheat" / f"{NAME}.html").read_text()
+    page = (out / "feedback" / "borrower" / f"{NAME}.html").read_text()
+    assert page.count("write it yourself: dobnb may not be used in this question") == 2
     page = (out / "feedback" / "moved" / f"{NAME}.html").read_text()
     assert "(left out)" in page and "_found = max" not in page and "wrong for four tokens" not in page
     assert "<code>x &lt; y</code>" in page and "$a&lt;b$ &lt;b&gt;x&lt;/b&gt;" in page
@@ -354,8 +377,8 @@ def test_a_hostile_folder(classroom: Path, sandbox: None, tmp_path: Path, monkey
         "huge": "0 too large",
         "pickle": "0 not a notebook",
         "link": "0 not a file",
-        "twice": "0 two files",
-        "_cmd__rm___b_": "10",
+        "twice": "0 more than one file: twice/a.ipynb, twice/b.ipynb",
+        "_cmd_'rm'__b_": "10",
     }
     pages = {path.parent.name: path.read_text() for path in (tmp_path / "out" / "feedback").rglob("*.html")}
     assert set(pages) == {line[0] for line in table[1:]}
@@ -438,6 +461,98 @@ def test_reference_that_fails_stops_grading(classroom: Path, sandbox: None, tmp_
     assert not (tmp_path / "out" / "grades.csv").exists()
 
 
+def test_reference_may_pass_another_time(classroom: Path, sandbox: None, tmp_path: Path) -> None:
+    """As when weights were missing, and are fetched: what failed once is tried again."""
+    source, folder, weights = tmp_path / "source", tmp_path / "in", tmp_path / "weights"
+    for made in (source, folder, weights):
+        made.mkdir()
+    needs = "import os\n    open(os.environ['DOBNB_HOME'] + '/model')\n    return float(1 - len(A) * A.min())"
+    text = TEXTS[NAME].read_text().replace("return float(1 - len(A) * A.min())", needs)
+    (source / f"{NAME}.md").write_text(text)
+    nbformat.write(answered(), folder / "ada.ipynb")
+    whole = ["--source", source, "--weights", weights]
+    _, said = grade(classroom, folder, tmp_path / "out", *whole, said=2)
+    assert "fails a01-doeblin on this machine (FileNotFoundError" in said and "dobnb fetch" in said
+    (weights / "model").write_text("")
+    table, _ = grade(classroom, folder, tmp_path / "out", *whole)
+    assert scores(table) == {"ada": "10"}
+
+
+SLOW = """
+---
+kernelspec: {{name: python3, display_name: Python 3, language: python}}
+---
+
+# Slow
+
+```{{code-cell}} ipython3
+:tags: [parameters]
+
+seed = 1
+```
+
+```{{code-cell}} ipython3
+:answer: first
+
+def wait():
+    ### BEGIN SOLUTION
+    return 1
+    ### END SOLUTION
+```
+
+```{{code-cell}} ipython3
+:test: first
+:points: 1
+
+assert callable(wait), "wait must be a function"
+```
+
+```{{code-cell}} ipython3
+{given}
+```
+
+```{{code-cell}} ipython3
+:answer: second
+
+### BEGIN SOLUTION
+x = 1
+### END SOLUTION
+```
+
+```{{code-cell}} ipython3
+:test: second
+:points: 1
+
+assert x == 1, "x must be one"
+```
+"""
+"""An assignment with a given cell that takes its time, where it says."""
+
+
+def test_time_that_given_cells_take(classroom: Path, sandbox: None, tmp_path: Path) -> None:
+    """Before the student's code it is no fault of theirs, and is tried again; later it may be: the cell may call it."""
+    source, folder, out = tmp_path / "source", tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    (folder / "ada").mkdir(parents=True)
+    early = "import os\nimport time\n\ntime.sleep(999 * os.environ['MPLCONFIGDIR'].startswith('/scratch'))"
+    for name, given in {"01_early": early, "02_late": "wait()"}.items():
+        (source / f"{name}.md").write_text(SLOW.lstrip().format(given=given))
+        notebook = instructor_version(source / f"{name}.md")
+        for cell in notebook.cells:
+            cell.source = cell.source.replace("return 1", "import time\n    time.sleep(999)")
+        nbformat.write(notebook, folder / "ada" / f"{name}.ipynb")
+    table, said = grade(classroom, folder, out, "--source", source, "--seconds", "30", "--jobs", "2")
+    assert table[1:] == [
+        ["ada", "a01-first", "0", "1", "not graded: time limit before the student's code began"],
+        ["ada", "a01-second", "0", "1", "not graded: time limit before the student's code began"],
+        ["ada", "a02-first", "1", "1", "passed"],
+        ["ada", "a02-second", "0", "1", "stopped: time limit in a given cell"],
+    ]
+    assert "not graded, perhaps through no fault of theirs: ada; run the same command again" in said
+    assert "Not graded: time limit before the" in (out / "feedback" / "ada" / "01_early.html").read_text()
+    assert len(list((out / "work").glob("*/result.json"))) == 3  # two references, and what is kept of ada
+
+
 # Reading what comes from outside; no kernel
 
 KNOWN = {"01_one": {"a01-x", "a01-given-1"}, "02_two": {"a02-x"}}
@@ -462,6 +577,15 @@ def test_who_handed_in_what(tmp_path: Path) -> None:
         "gus_02_two.ipynb": "{",
         ".hidden/x.ipynb": notebook("a01-x"),
         "hal/.ipynb_checkpoints/x.ipynb": notebook("a01-x"),
+        "IDA_01_ONE.IPYNB": notebook("a01-x"),
+        "jan/a.ipynb": notebook("a01-x"),
+        "jan/b.IPYNB": notebook("a01-x"),
+        "lea_01_one-1.ipynb": notebook("a01-x"),
+        "mia 01_one (2).ipynb": notebook("a01-x"),
+        "nat_01_one-Copy1.ipynb": notebook("a01-x"),
+        "01_one_12345.ipynb": notebook("a01-x"),
+        "kim.pdf": "",
+        "kim.txt": "",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -477,11 +601,34 @@ def test_who_handed_in_what(tmp_path: Path) -> None:
         ("eve", None, "not a notebook"),
         ("fay", None, "no cell of an assignment"),
         ("gus", "02_two", "unreadable"),
+        ("IDA", "01_one", None),
+        ("jan", "01_one", "more than one file: jan/a.ipynb, jan/b.IPYNB"),
+        ("lea", "01_one", None),
+        ("mia", "01_one", None),
+        ("nat", "01_one", None),
+        ("12345", "01_one", None),
+        ("kim", None, "more than one file: kim.pdf, kim.txt"),
     }
     assert stray == ["cyd/data.csv"]
     assert {one.seed for one in found if one.student == "ada"} == {3}
     only, _ = find(tmp_path, KNOWN, "01_one")
     assert {one.assignment for one in only if one.student in ("eve", "fay")} == {"01_one"}
+
+
+def test_pages_of_earlier_gradings(tmp_path: Path) -> None:
+    """What was made here goes with its student; what somebody changed, or put there, stays and is named."""
+    names = [f"feedback/{student}/01_one.html" for student in ("ada", "bob", "cyd", "dan")]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(name)
+    told = {name: file_digest(tmp_path / name) for name in names}
+    assert tidy(tmp_path, told) == []
+    (tmp_path / "feedback" / "cyd" / "01_one.html").write_text("with a remark of mine")
+    (tmp_path / "feedback" / "dan" / "scan.pdf").write_text("")
+    for _ in range(2):
+        assert tidy(tmp_path, {names[0]: told[names[0]]}) == ["feedback/cyd/01_one.html", "feedback/dan/scan.pdf"]
+    left = {str(path.relative_to(tmp_path / "feedback")) for path in (tmp_path / "feedback").rglob("*")}
+    assert left == {"ada", "ada/01_one.html", "cyd", "cyd/01_one.html", "dan", "dan/scan.pdf"}
 
 
 def test_two_names_that_become_one_student(tmp_path: Path) -> None:
@@ -496,6 +643,7 @@ def test_two_names_that_become_one_student(tmp_path: Path) -> None:
     [
         ("Ada Lovelace", "Ada Lovelace"),
         ("../../x", "_._.._x"),
+        ("Zoe\u0308 O'Hara", "Zo\u00eb O'Hara"),
         ("=1+1", "_1_1"),
         ("-x", "_x"),
         ("a\nb", "a_b"),
