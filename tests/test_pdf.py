@@ -10,6 +10,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from PIL import Image
+from pypdf import PdfReader
 
 from dobnb import book, pdf
 from dobnb.pdf import PdfError
@@ -88,6 +89,8 @@ def test_printing(tmp_path: Path) -> None:
     assert printed == tmp_path / "pdf" / "book.pdf" and content.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", content)) == 4  # cover, contents, two pages
     assert b"/Outlines" in content and b"/MarkInfo" in content
+    contents = PdfReader(printed).pages[1].extract_text()
+    assert re.findall(r"(one|two)\s+(\d)", contents) == [("one", "3"), ("two", "4")]
     assert [path.name for path in (tmp_path / "pdf").iterdir()] == ["book.pdf"]
     assert not (tmp_path / "html" / "one-page.html").exists()
 
