@@ -73,7 +73,7 @@ def test_data_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route\nto host")
 
     monkeypatch.setattr(tables.datasets, "fetch_california_housing", fetch)
-    with pytest.raises(TableError, match=r"california cannot be fetched: no route to host; .* \(data_home, --data-home\)"):
+    with pytest.raises(TableError, match=r"cannot be fetched: no route to host; .* \(data_home, --data-home\)"):
         load_table("california")
 
 
