@@ -49,6 +49,7 @@ LAYOUT = """
   img { max-height: 190mm; max-width: 112mm !important; width: auto !important; }
   dl.py { margin-bottom: 0.8rem !important; }
   dl.py p { margin-bottom: 0.4rem; }
+  dl.field-list { display: block !important; }
 """
 NUMBER = """numbers => {
   for (const link of document.querySelectorAll(".book-contents a"))
