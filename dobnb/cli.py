@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dobnb import __version__
 from dobnb.errors import DobnbError, one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -144,21 +149,46 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from dobnb import untrained
     from dobnb.measurement import Measurement, failures, table
+    from dobnb.training import EVALUATION, read_evaluation
+    from dobnb.untrained import FILE, null_table, read_null
 
-    files = [path / untrained.FILE if (path / untrained.FILE).exists() else path for path in arguments.files]
-    if nulls := [untrained.read_null(path) for path in files if path.name.startswith("untrained")]:
+    nulls, trained, found = [], [], []
+    for path in arguments.files:
+        path = next((path / name for name in (FILE, EVALUATION) if (path / name).exists()), path)
+        names = _fields(path)
+        if "runs" in names:
+            trained.append((path, read_evaluation(path)))
+        elif "untrained" in names:
+            nulls.append(read_null(path))
+        else:
+            found.append(Measurement.load(path))
+    if nulls:
         print("Untrained, % of inputs and layers, mean and deviation over draws")
-        print(untrained.null_table(nulls).to_string())
-    found = [Measurement.load(path) for path in files if not path.name.startswith("untrained")]
-    if not found:
-        return 0
-    print("As the paper's Table 1")
-    print(table(found).to_string())
-    print("\nInputs that fail, as the paper's Table 4")
-    print(failures(found).to_string())
+        print(null_table(nulls).to_string())
+    for path, record in trained:
+        print(f"{path.parent.name if path.name == EVALUATION else path.stem}, trained beside untrained, % of inputs")
+        print(_beside_untrained(record).to_string())
+    if found:
+        print("As the paper's Table 1")
+        print(table(found).to_string())
+        print("\nInputs that fail, as the paper's Table 4")
+        print(failures(found).to_string())
     return 0
+
+
+def _fields(path: Path) -> set[str]:
+    """The names at the top of a JSON file; none where it is not readable, which its reader then says."""
+    try:
+        return set(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, TypeError):
+        return set()
+
+
+def _beside_untrained(record: Mapping[str, Any]) -> pd.DataFrame:
+    from dobnb import ft_transformer, small_vit
+
+    return (ft_transformer if "table" in record else small_vit).against_null(record)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -173,10 +203,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _train_ft_transformer(arguments: argparse.Namespace) -> int:
     import torch
 
-    from dobnb.ft_transformer import evaluate, train
+    from dobnb.ft_transformer import check_blocks, evaluate, train
     from dobnb.tables import baselines, load_table
-    from dobnb.training import save_evaluation
+    from dobnb.training import EVALUATION, save_evaluation
 
+    check_blocks(arguments.blocks)
     table = load_table(arguments.data, data_home=arguments.data_home, split=arguments.split, target=arguments.target)
     sizes = ", ".join(f"{len(rows)} {part}" for part, rows in table.y.items())
     print(f"{table.name}: {len(table.features)} features, {table.task}, rows: {sizes}", flush=True)
@@ -195,9 +226,9 @@ def _train_ft_transformer(arguments: argparse.Namespace) -> int:
     if arguments.blocks == 1:
         print("no attention is measured: the only block queries cls alone")
         return 0
-    out = arguments.out / "evaluation.json"
+    out = arguments.out / EVALUATION
     save_evaluation(evaluate(table, arguments.out, list(dict.fromkeys(arguments.seeds)), arguments.untrained), out)
-    print(f"attention of trained and untrained models: {out}")
+    print(f"attention of trained and untrained models: {out}; `dobnb show {arguments.out}` prints it")
     return 0
 
 
@@ -205,7 +236,7 @@ def _train_vit(arguments: argparse.Namespace) -> int:
     import torch
 
     from dobnb.small_vit import evaluate, train
-    from dobnb.training import save_evaluation
+    from dobnb.training import EVALUATION, save_evaluation
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -218,9 +249,9 @@ def _train_vit(arguments: argparse.Namespace) -> int:
                 report=lambda line, name=name: print(f"{name}  {line}", flush=True),
             )  # fmt: skip
             print(f"{name}  test {record['metric']} {record['test']:.4f}", flush=True)
-    out = arguments.out / "evaluation.json"
+    out = arguments.out / EVALUATION
     save_evaluation(evaluate(arguments.out, seeds, objectives, arguments.untrained, report=_say), out)
-    print(f"attention of trained and untrained models: {out}")
+    print(f"attention of trained and untrained models: {out}; `dobnb show {arguments.out}` prints it")
     return 0
 
 
@@ -342,8 +373,8 @@ def parser() -> argparse.ArgumentParser:
     for command in (measure, merge):
         command.add_argument("--matrices", action="store_true", help="keep the averaged matrices (at most 50 MB)")
 
-    show = commands.add_parser("show", help="print measurements as rows of the paper's Tables 1 and 4")
-    show.add_argument("files", nargs="+", type=Path, metavar="FILE", help="result.json, or the folder it is in")
+    show = commands.add_parser("show", help="print what `dobnb measure` or `dobnb train` found, as tables")
+    show.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a result, or the folder it is in")
     show.set_defaults(command=_show)
 
     compare = commands.add_parser("compare", help="count the verdicts that differ between two runs on the same inputs")
@@ -360,7 +391,9 @@ def parser() -> argparse.ArgumentParser:
     )
     table.add_argument("--data-home", type=Path, metavar="FOLDER", help="where scikit-learn keeps its downloads")
     table.add_argument("--split", type=Path, metavar="FOLDER", help="row numbers: train.npy, val.npy, test.npy")
-    table.add_argument("--target", metavar="COLUMN", help="of a .csv (default: the last)")
+    table.add_argument(
+        "--target", metavar="COLUMN", help="of a .csv (default: the last); 0 and 1 are two classes, else regression"
+    )
     table.add_argument("--blocks", type=_count, default=3, help="1 to 6 (default: %(default)s)")
     table.add_argument("--batch-size", type=_count, help="rows an update (default: 256; 512 for higgs)")
     table.add_argument("--max-epochs", type=_count, help="stop after so many at the latest")
@@ -398,10 +431,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Exit code 0; 1 where a check of the book found errors; 2 a mistake or a failure; 3 where a
-    matrix's bound is not tight; 130 interrupted."""
+    matrix's bound is not tight; 130 interrupted; 141 nobody reads what it prints."""
     arguments = parser().parse_args(argv)
     try:
         return arguments.command(arguments)
+    except BrokenPipeError:  # the reader, `head` for instance, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (DobnbError, OSError) as error:
         print(f"dobnb: error: {one_line(str(error))}", file=sys.stderr)
         return 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextmanager
@@ -39,3 +41,18 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON, a list of plain values on one line, as :func:`replacing` does.
+
+    :raises ValueError: a number that is not finite.
+    :raises OSError: the folder cannot be written, or is full.
+    """
+    text = json.dumps(record, indent=1, allow_nan=False)
+    write_text(path, re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+
+
+def short(value: Any) -> float:
+    """A number as records have it: six significant digits, enough for people and for a file."""
+    return float(f"{float(value):.6g}")

@@ -6,7 +6,6 @@ its parameter groups (Gorishniy et al., *Revisiting deep learning models for tab
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from dobnb import provenance
 from dobnb.capture import stream_attention
 from dobnb.equality import NEAR_TIE, EqualityReport, check_equality
-from dobnb.files import write_text
+from dobnb.files import short
 from dobnb.tables import Prepared, Table, baselines, prepare, score
 from dobnb.tallies import layer_tallies
 from dobnb.training import (
@@ -33,11 +32,11 @@ from dobnb.training import (
     check_finite,
     check_same,
     check_seed,
+    finish,
     load_tensors,
     read_record,
     restore,
     save_tensors,
-    short,
     snapshot,
     state,
     with_digest,
@@ -57,11 +56,14 @@ ROWS_MEASURED = 4000
 """Of the test part, as the paper has it."""
 UNTRAINED_SEED = 10_000
 """Of the first untrained model."""
-BLOCKS = range(1, 7)
-"""Depths for which the reference has default arguments."""
-_DEPTHS = "FT-Transformer has default arguments for 1 to 6"
 Precision = Literal["float32", "bfloat16"]
 PACKAGES = ("dobnb", "numpy", "pandas", "rtdl-revisiting-models", "safetensors", "scikit-learn", "scipy", "torch")
+
+
+def check_blocks(blocks: int) -> None:
+    """:raises TrainingError: no depth for which the reference has default arguments."""
+    if not 1 <= blocks <= 6:
+        raise TrainingError(f"blocks is {blocks}; FT-Transformer has default arguments for 1 to 6")
 
 
 def build(table: Table, blocks: int, seed: int) -> FTTransformer:
@@ -70,8 +72,7 @@ def build(table: Table, blocks: int, seed: int) -> FTTransformer:
     :param blocks: 1 to 6; the reference's width and dropout go with the depth.
     :raises TrainingError: another number of blocks.
     """
-    if blocks not in BLOCKS:
-        raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
+    check_blocks(blocks)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = FTTransformer(
@@ -149,8 +150,7 @@ def train(
     for name, value in (("batch_size", batch_size), ("patience", patience), ("max_epochs", max_epochs)):
         if value is not None and value < 1:
             raise TrainingError(f"{name} is {value}; it must be at least 1")
-    if blocks not in BLOCKS:
-        raise TrainingError(f"blocks is {blocks}; {_DEPTHS}")
+    check_blocks(blocks)
     check_seed(seed)
     if precision not in ("float32", "bfloat16"):
         raise TrainingError(f"precision is {precision!r}; pass float32 or bfloat16")
@@ -220,9 +220,7 @@ def _train(
 
     model.load_state_dict(best)
     save_tensors(folder / "best.safetensors", best, {"settings": settings, "epoch": stopping.best()})
-    record = {
-        "schema": SCHEMA,
-        "settings": settings,
+    found = {
         "split": table.split,
         "metric": table.metric,
         "features": list(table.features),
@@ -232,18 +230,8 @@ def _train(
         "metrics": {
             part: score(table, part, predict(model, rows, prepared, table)) for part, rows in prepared.X.items()
         },
-        "history": history,
-        "weights_sha256": provenance.file_digest(folder / "best.safetensors"),
-        "started": about["started"],
-        "ended": provenance.now(),
-        "threads": about["threads"],
-        "versions": provenance.versions(PACKAGES),
-        "machine": provenance.machine(),
-        "commit": provenance.git_commit(Path(__file__).parent),
     }
-    write_text(finished, json.dumps(record, indent=2, allow_nan=False) + "\n")
-    checkpoint.unlink(missing_ok=True)
-    return record
+    return finish(folder, about, found, "best.safetensors", PACKAGES)
 
 
 def _epoch(
@@ -292,15 +280,17 @@ class _Stopping:
         return left if self.max_epochs is None else min(left, self.max_epochs - len(self.values))
 
     def line(self, history: Mapping[str, list[float]]) -> str:
-        """Progress after an epoch. How long training will take is not known, only when it ends should validation not
-        improve again."""
-        recent, best = history["seconds"][-5:], self.best()
-        seconds = round(self.left() * sum(recent) / len(recent))
+        """Progress after an epoch. When training ends is known only if validation does not improve again, or if the
+        epochs are limited and the limit comes first."""
+        recent, best, left = history["seconds"][-5:], self.best(), self.left()
+        seconds = round(left * sum(recent) / len(recent))
+        longest = None if self.max_epochs is None else self.max_epochs - len(self.values)
+        unless = "" if left == longest else " unless it improves"
         return (
             f"epoch {len(self.values):3d}  loss {history['loss'][-1]:.4f}  "
             f"validation {self.metric} {self.values[-1]:.4f}, best {self.values[best - 1]:.4f} (epoch {best})  "
             f"{recent[-1]:.1f} s  "
-            f"{self.left()} epochs left ({seconds // 60} min {seconds % 60:02d} s) unless it improves"
+            f"{left} epoch{'' if left == 1 else 's'} left ({seconds // 60} min {seconds % 60:02d} s){unless}"
         )
 
 

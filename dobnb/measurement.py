@@ -32,7 +32,7 @@ from dobnb import models, provenance
 from dobnb.dobrushin import ATTAINS, doeblin_bound, leave_one_out
 from dobnb.equality import NEAR_TIE, check_equality
 from dobnb.errors import DobnbError, one_line
-from dobnb.files import write_text
+from dobnb.files import write_record
 from dobnb.inputs import Inputs
 from dobnb.stochastic import restrict
 from dobnb.tallies import MOST_BLOCKS, MOST_INPUTS, Tallies, tally_block
@@ -142,7 +142,7 @@ class Measurement:
     def save(self, path: str | Path) -> None:
         """Write the measurement as JSON, readable without this package; the file is whole or absent."""
         data = {name: getattr(self, name) for name in _saved()}
-        write_text(path, _pretty({"schema": SCHEMA, **data}) + "\n")
+        write_record(path, {"schema": SCHEMA, **data})
 
     @classmethod
     def load(cls, path: str | Path) -> Measurement:
@@ -178,17 +178,6 @@ def _refused(constant: str) -> float:
 def _saved() -> list[str]:
     """The fields that the file has."""
     return [one.name for one in fields(Measurement) if one.name != "tallies"]
-
-
-def _pretty(value: Any, indent: int = 0) -> str:
-    """JSON with one line a field, and a list of plain values on one line."""
-    pad = "\n" + " " * (indent + 2)
-    if isinstance(value, dict) and value:
-        lines = (f"{json.dumps(name)}: {_pretty(one, indent + 2)}" for name, one in value.items())
-        return "{" + ",".join(pad + line for line in lines) + pad[:-2] + "}"
-    if isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
-        return "[" + ",".join(pad + _pretty(one, indent + 2) for one in value) + pad[:-2] + "]"
-    return json.dumps(value, allow_nan=False)
 
 
 def _is_whole(data: dict[str, Any]) -> bool:
@@ -790,10 +779,10 @@ def flips(a: Measurement, b: Measurement) -> pd.DataFrame:
         ``averaged`` of the averaged matrix's two verdicts, and the ``near ties`` of either.
     :raises MeasurementError: they are not of the same inputs, or not of as many layers.
     """
-    for what in ("digest", "n"):
-        ours, theirs = (one.provenance["inputs"].get(what) for one in (a, b))
-        if ours != theirs:
-            raise MeasurementError(f"the inputs' {what} is {ours} and {theirs}; compare runs on the same inputs")
+    ours, theirs = (one.provenance["inputs"] for one in (a, b))
+    if (ours["digest"], ours["n"]) != (theirs["digest"], theirs["n"]):
+        names = [f"{one['name']} (n = {one['n']}, {one['digest'][:8]})" for one in (ours, theirs)]
+        raise MeasurementError(f"the inputs differ: {' and '.join(names)}; compare runs on the same inputs")
     if (a.n, a.layers) != (b.n, b.layers):
         raise MeasurementError(f"one has {a.n[0]} inputs and {a.layers} layers, the other {b.n[0]} and {b.layers}")
 

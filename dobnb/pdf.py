@@ -35,17 +35,26 @@ LAYOUT = """
   section.book-page { break-before: page; }
   .book-title { margin-top: 60mm; text-align: center; }
   .book-contents ol, .book-contents ul { list-style: none; padding-left: 1rem; }
+  .book-contents li { display: flex; justify-content: space-between; border-bottom: 1px dotted #999; }
+  .book-contents li::after { content: attr(data-page); }
   .book-contents p { font-weight: 600; margin: 0.8rem 0 0.2rem; }
-  h1, h2, h3, h4 { break-after: avoid; }
-  figure, img, table tr, div.cell_input, .proof, div.math { break-inside: avoid; }
+  h1, h2, h3, h4, dt, p:has(+ details), p:has(+ .pst-scrollable-table-container) { break-after: avoid; }
+  .cell_input:has(+ .cell_output pre) { break-after: avoid; }
+  figure, img, table tr, div.cell_input, .proof, div.math, details { break-inside: avoid; }
+  :is([id^="page-0"], [id^="page-1"], #page-index, #page-theorems) table { break-inside: avoid; }
   pre { white-space: pre-wrap !important; overflow-wrap: anywhere; }
   table { font-size: 0.85em; }
   div.cell_output table.dataframe :is(th, td) { white-space: normal; }
   .pst-scrollable-table-container, div.cell_output, div.math { overflow: visible !important; }
   img { max-height: 190mm; max-width: 112mm !important; width: auto !important; }
-  dl.py { margin-bottom: 0.8rem; }
+  dl.py { margin-bottom: 0.8rem !important; }
   dl.py p { margin-bottom: 0.4rem; }
 """
+NUMBER = """numbers => {
+  for (const link of document.querySelectorAll(".book-contents a"))
+    link.parentNode.dataset.page = numbers[link.hash.slice(1)];
+}"""
+"""Writes page numbers into the contents: a browser knows them only once it has printed."""
 
 
 class PdfError(DobnbError):
@@ -155,6 +164,8 @@ def _moved(link: str, name: str, names: Sequence[str]) -> str | None:
 def print_pdf(page: Path, pdf: Path) -> None:
     """Print a page of HTML, once its mathematics is set, with an outline and numbered pages.
 
+    It is printed twice: the numbers of the first printing go into the contents of the second.
+
     :raises PdfError: no browser is installed, or it fails.
     """
     from playwright.sync_api import Error, sync_playwright
@@ -171,15 +182,29 @@ def print_pdf(page: Path, pdf: Path) -> None:
             opened.goto(page.as_uri())
             opened.evaluate("window.MathJax?.startup?.promise")
             opened.evaluate("Promise.all([...document.images].map(image => image.decode()))")
-            opened.pdf(
-                path=pdf, format="A4", prefer_css_page_size=True, print_background=True, outline=True, tagged=True,
-                display_header_footer=True, header_template="<span></span>",
-                footer_template=f'<div style="{small}"><span class="pageNumber"></span></div>',
-            )  # fmt: skip
+            settings: Any = {
+                "path": pdf, "format": "A4", "prefer_css_page_size": True, "print_background": True,
+                "outline": True, "tagged": True, "display_header_footer": True, "header_template": "<span></span>",
+                "footer_template": f'<div style="{small}"><span class="pageNumber"></span></div>',
+            }  # fmt: skip
+            opened.pdf(**settings)
+            numbers = page_numbers(pdf)
+            opened.evaluate(NUMBER, numbers)
+            opened.pdf(**settings)
             chromium.close()
     except Error as error:
         reason = str(error).splitlines()[0]
         raise PdfError(f"the browser did not print: {reason}; close other programs, try again") from None
+    assert page_numbers(pdf) == numbers, "numbers in the contents moved the pages"
+
+
+def page_numbers(pdf: Path) -> dict[str, int]:
+    """The page, counted from 1, on which each section of a printed book begins that a link leads to, by its id."""
+    from pypdf import PdfReader
+
+    reader = PdfReader(pdf)
+    named = reader.named_destinations.items()
+    return {name.removeprefix("/"): 1 + reader.get_destination_page_number(place) for name, place in named}
 
 
 def pdf(build: Path, contents: Mapping[str, Any], title: str, author: str, notes: Sequence[str] = ()) -> Path:

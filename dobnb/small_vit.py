@@ -7,7 +7,6 @@ is the only difference (book: ch-supervised-vision).
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from torch.nn import functional
 from dobnb import provenance
 from dobnb.capture import stream_attention
 from dobnb.equality import NEAR_TIE, check_equality
-from dobnb.files import write_text
+from dobnb.files import short
 from dobnb.inputs import from_tensors
 from dobnb.kernel import mean_of_heads
 from dobnb.measurement import measure
@@ -38,11 +37,11 @@ from dobnb.training import (
     check_finite,
     check_same,
     check_seed,
+    finish,
     load_tensors,
     read_record,
     restore,
     save_tensors,
-    short,
     snapshot,
     state,
     with_digest,
@@ -295,25 +294,13 @@ def _train(settings: Mapping[str, Any], folder: Path, report: Callable[[str], No
 
     reached = score(model.eval(), objective)
     check_finite(reached, f"the test {metric} is {reached}")
-    record = {
-        "schema": SCHEMA,
-        "settings": settings,
+    found = {
         "metric": metric,
         "test": short(reached),
         "images": {"train": len(digits().train), "test": len(digits().test)},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "history": history,
-        "weights_sha256": provenance.file_digest(folder / snapshot(epochs)),
-        "started": about["started"],
-        "ended": provenance.now(),
-        "threads": about["threads"],
-        "versions": provenance.versions(PACKAGES),
-        "machine": provenance.machine(),
-        "commit": provenance.git_commit(Path(__file__).parent),
     }
-    write_text(finished, json.dumps(record, indent=2, allow_nan=False) + "\n")
-    checkpoint.unlink(missing_ok=True)
-    return record
+    return finish(folder, about, found, snapshot(epochs), PACKAGES)
 
 
 def _epoch(

@@ -173,7 +173,8 @@ def _numbers(column: pd.Series, name: str, table: str) -> np.ndarray:
     missing = column.isna().to_numpy()
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
-        raise TableError(f"{table}: {missing.sum()} values of {name!r} are missing, row {row} first; fill or drop them")
+        lacks = f"column {name!r} lacks {missing.sum()} of {len(missing)} values, row {row} first, counted from 0"
+        raise TableError(f"{table}: {lacks}; fill or drop these rows")
     return column.to_numpy()
 
 
@@ -303,7 +304,7 @@ def _named(name: str, data_home: str | Path | None) -> tuple[pd.DataFrame, np.nd
     except Exception as error:  # what scikit-learn raises on a failed download has no common class
         reason = " ".join(str(error).split()) or type(error).__name__
         raise TableError(
-            f"{name} cannot be fetched: {reason}; connect, or name the folder that holds it as data_home"
+            f"{name} cannot be fetched: {reason}; connect, or name the folder that holds it (data_home, --data-home)"
         ) from error
     X, y = bunch.data, bunch.target
     if name == "higgs":

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,12 @@ from torch import Tensor, nn
 
 from dobnb import provenance
 from dobnb.errors import DobnbError
-from dobnb.files import write_text
+from dobnb.files import write_record, write_text
 
 SCHEMA = 1
 """Of records and evaluations."""
+EVALUATION = "evaluation.json"
+"""In the folder of the runs that it is of."""
 
 
 class TrainingError(DobnbError):
@@ -142,6 +143,35 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 # Records ------------------------------------------------------------------------------------------------------------
 
 
+def finish(
+    folder: Path, about: Mapping[str, Any], found: Mapping[str, Any], weights: str, packages: Iterable[str]
+) -> dict[str, Any]:
+    """Write the ``record.json`` of a run that has ended, and remove its checkpoint.
+
+    :param about: ``settings``, ``history``, ``started`` and ``threads`` of the run.
+    :param found: what the run found.
+    :param weights: the file of its weights, in `folder`.
+    :param packages: those whose version can change its numbers.
+    :return: the record.
+    """
+    record = {
+        "schema": SCHEMA,
+        "settings": about["settings"],
+        **found,
+        "history": about["history"],
+        "weights_sha256": provenance.file_digest(folder / weights),
+        "started": about["started"],
+        "ended": provenance.now(),
+        "threads": about["threads"],
+        "versions": provenance.versions(packages),
+        "machine": provenance.machine(),
+        "commit": provenance.git_commit(Path(__file__).parent),
+    }
+    write_text(folder / "record.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+    return record
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """Read the ``record.json`` of a finished run.
 
@@ -158,11 +188,6 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def short(value: Any) -> float:
-    """Six significant digits, enough for people and for a file."""
-    return float(f"{float(value):.6g}")
-
-
 def with_digest(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record with the sha256 of the rest as its ``digest``."""
     return {**record, "digest": _digest(record)}
@@ -173,9 +198,8 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def save_evaluation(record: Mapping[str, Any], path: str | Path) -> None:
-    """Write an evaluation as JSON, whole or not at all; a list of numbers takes one line."""
-    text = json.dumps(record, indent=1, allow_nan=False)
-    write_text(path, re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+    """Write an evaluation as JSON, whole or not at all."""
+    write_record(path, record)
 
 
 def read_evaluation(path: str | Path) -> dict[str, Any]:

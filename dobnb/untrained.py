@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dobnb.files import write_text
+from dobnb.files import short, write_record
 from dobnb.inputs import Inputs
 from dobnb.measurement import Measurement, MeasurementError, Progress, about_of, prepare
 from dobnb.runs import Tell, run
@@ -71,7 +71,7 @@ def measure_untrained(
         assert one is not None, "a run of all blocks ends in a measurement"
         found.append(one)
     record = null_of(name, found)
-    write_text(out / FILE, _pretty(record))
+    write_record(out / FILE, record)
     return record
 
 
@@ -127,7 +127,7 @@ def _draw(found: Measurement) -> dict[str, Any]:
             "held": found.per_input[kind],
             **{what: _quantiles(found.per_input[f"{kind}_{what}"]) for what in ("kappa", "margin")},
             "failing_gap": [
-                _short(np.median(gaps)) if gaps else None for gaps in found.per_input[f"{kind}_failing_gaps"]
+                short(np.median(gaps)) if gaps else None for gaps in found.per_input[f"{kind}_failing_gaps"]
             ],
             "near_ties": found.per_input[f"{kind}_near_ties"],
             "averaged": found.averaged.get(kind),
@@ -138,18 +138,7 @@ def _draw(found: Measurement) -> dict[str, Any]:
 
 
 def _quantiles(of: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {name: [_short(value) for value in values] for name, values in of.items()}
-
-
-def _short(value: float) -> float:
-    """Six significant digits, enough for people and for a file."""
-    return float(f"{value:.6g}")
-
-
-def _pretty(record: Mapping[str, Any]) -> str:
-    """JSON, a list of plain values on one line."""
-    text = json.dumps(record, indent=1, allow_nan=False)
-    return re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+    return {name: [short(value) for value in values] for name, values in of.items()}
 
 
 def read_null(path: str | Path) -> dict[str, Any]:

@@ -176,6 +176,20 @@ def test_show_prints_one_row_a_measurement(measured: Path, capsys: pytest.Captur
     assert "As the paper's Table 1" in printed and "as the paper's Table 4" in printed
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("ft_transformer_california_3", "features 1"),
+        ("vit_digits", "labels"),
+        ("untrained_minilm-l6", "Untrained, % of inputs"),
+    ],
+)
+def test_show_prints_trainings_and_nulls(name: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told by what is in the file, not by its name."""
+    assert cli.main(["show", str(Path(__file__).parents[1] / "results" / f"{name}.json")]) == 0
+    assert shown in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("name", ["\x1b[2J\x1b[31mred", "two\nlines", "\x9b2J"])
 def test_show_prints_no_escape_character_of_a_file(
     name: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

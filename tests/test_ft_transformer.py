@@ -80,6 +80,18 @@ def test_training_ends_after_patience(table: Table, tmp_path: Path) -> None:
     assert "3 epochs left" in lines[record["best_epoch"] - 1]
 
 
+def test_progress_says_when_training_ends() -> None:
+    history = {"loss": [1.0], "seconds": [60.0]}
+
+    def line(max_epochs: int | None) -> str:
+        return ft_transformer._Stopping([2.0], "RMSE", 16, max_epochs).line(history)
+
+    assert line(None).endswith("16 epochs left (16 min 00 s) unless it improves")
+    assert line(40).endswith("16 epochs left (16 min 00 s) unless it improves")
+    assert line(2).endswith("1 epoch left (1 min 00 s)")  # however it goes
+    assert line(17).endswith("16 epochs left (16 min 00 s)")
+
+
 def test_same_seed_same_weights_other_seed_other_weights(table: Table, run: Path, tmp_path: Path) -> None:
     train(table, blocks=2, seed=5, folder=tmp_path / "5", batch_size=32, max_epochs=9)
     assert weights(tmp_path / "5") == weights(run)

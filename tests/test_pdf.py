@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 from bs4 import BeautifulSoup
 from PIL import Image
+from pypdf import PdfReader
 
 from dobnb import book, pdf
 from dobnb.pdf import PdfError
@@ -81,11 +83,14 @@ def test_printing(tmp_path: Path) -> None:
     (tmp_path / "html").mkdir()
     (tmp_path / "html" / "_images").mkdir()
     Image.new("RGB", (2, 2)).save(tmp_path / "html" / "_images" / "i.png")
-    printed = pdf.pdf(tmp_path, lay(tmp_path / "html"), "A", "B")
+    with ThreadPoolExecutor(1) as alone:  # the other browser tests hold Playwright's loop in this thread
+        printed = alone.submit(pdf.pdf, tmp_path, lay(tmp_path / "html"), "A", "B").result()
     content = printed.read_bytes()
     assert printed == tmp_path / "pdf" / "book.pdf" and content.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", content)) == 4  # cover, contents, two pages
     assert b"/Outlines" in content and b"/MarkInfo" in content
+    contents = PdfReader(printed).pages[1].extract_text()
+    assert re.findall(r"(one|two)\s+(\d)", contents) == [("one", "3"), ("two", "4")]
     assert [path.name for path in (tmp_path / "pdf").iterdir()] == ["book.pdf"]
     assert not (tmp_path / "html" / "one-page.html").exists()
 
