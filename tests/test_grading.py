@@ -351,6 +351,8 @@ def test_a_hostile_folder(classroom: Path, sandbox: None, tmp_path: Path, monkey
     found = scores(table)
     assert found.pop("forkbomb") in {stopped("memory limit"), stopped("time limit"), stopped("the kernel died")}
     assert found.pop("greedy") in {stopped("memory limit"), "8; total-variation failed"}
+    # Linux spares who calls kill(-1), and then nobody is left to kill; elsewhere the kernel goes too.
+    assert found.pop("killer") in {stopped("the kernel died"), "8; total-variation failed"}
     assert found.pop("no-running").startswith("0")
     assert found == {
         "endless": "8; total-variation failed",
@@ -360,7 +362,6 @@ def test_a_hostile_folder(classroom: Path, sandbox: None, tmp_path: Path, monkey
         "loud-child": stopped("output limit"),
         "full": "8; total-variation failed",
         "exit": stopped("the kernel died"),
-        "killer": stopped("the kernel died"),
         "no-asserts": "0; " + "; ".join(f"{name} tampered" for name in names),
         "forger": "8; total-variation failed",
         "script": "10",
