@@ -196,7 +196,8 @@ def print_pdf(page: Path, pdf: Path) -> None:
     except Error as error:
         reason = str(error).splitlines()[0]
         raise PdfError(f"the browser did not print: {reason}; close other programs, try again") from None
-    assert page_numbers(pdf) == numbers, "numbers in the contents moved the pages"
+    if page_numbers(pdf) != numbers:
+        raise PdfError("page numbers moved the pages that they stand for; give .book-contents li a fixed height")
 
 
 def page_numbers(pdf: Path) -> dict[str, int]:
