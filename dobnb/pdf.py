@@ -201,12 +201,12 @@ def print_pdf(page: Path, pdf: Path) -> None:
 
 
 def page_numbers(pdf: Path) -> dict[str, int]:
-    """The page, counted from 1, on which each section of a printed book begins that a link leads to, by its id."""
+    """The page, counted from 1, on which each page of a printed book begins, by its id: what the contents list."""
     from pypdf import PdfReader
 
     reader = PdfReader(pdf)
-    named = reader.named_destinations.items()
-    return {name.removeprefix("/"): 1 + reader.get_destination_page_number(place) for name, place in named}
+    named = {name.removeprefix("/"): place for name, place in reader.named_destinations.items()}
+    return {name: 1 + reader.get_destination_page_number(place) for name, place in named.items() if "--" not in name}
 
 
 def pdf(build: Path, contents: Mapping[str, Any], title: str, author: str, notes: Sequence[str] = ()) -> Path:
