@@ -193,10 +193,11 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     :raises GradingError: it cannot be read, or a column is missing.
     """
     try:
-        table = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
+        text = path.read_text(encoding="utf-8-sig")
+        head = text.partition("\n")[0]
+        between = ";" if ";" in head and "," not in head else ","  # as spreadsheets save where the comma is decimal
+        table = csv.DictReader(io.StringIO(text), delimiter=between)
         missing = [name for name in columns if name not in (table.fieldnames or ())]
-        if missing and table.fieldnames and ";" in table.fieldnames[0]:
-            raise GradingError(f"{path} has semicolons between its columns; save it with commas")
         if missing:
             raise GradingError(f"{path} has no column {missing[0]!r}; its first line must name {', '.join(columns)}")
         return [{name: (value or "").strip() for name, value in row.items() if name} for row in table]
@@ -558,7 +559,8 @@ def run(given: argparse.Namespace, say: Callable[[str], None]) -> int:
         for given_marks in [{question: mark for (student, question), mark in marks.items() if student == one.student}]
         for question in told["written"] if told["questions"][question]["status"] == "to be marked"
     ]  # fmt: skip
-    write_text(out / "written.csv", table(to_mark, ("student", "question", "points", "maximum", "comment", "page")))
+    marked = table(to_mark, ("student", "question", "points", "maximum", "comment", "page"))
+    write_text(out / "written.csv", "\ufeff" + marked)  # the mark tells spreadsheets that this is UTF-8
     pairs = [(one, of) for one, (_, _, of) in zip(found, results, strict=True)]
     other = [one.student for one, of in pairs if of and one.seed not in (None, of.seed)]
     if other:

@@ -40,6 +40,8 @@ STUDENT = "student"
 HIDDEN = re.compile(r"^ *### BEGIN HIDDEN TESTS\n(.*?)^ *### END HIDDEN TESTS", re.S | re.M)
 LONGEST = 100_000
 """Characters of a cell that are read; of its output that are kept."""
+ELSEWHERE = "*Nothing in this cell; there is text in cells of the student's own.*"
+"""Stands for a written answer, so that it is marked by hand."""
 
 
 class UnusableError(Exception):
@@ -56,7 +58,7 @@ def read_submission(path: Path) -> list[dict[str, Any]]:
         found = [
             cell | {"source": "".join(cell["source"])[:LONGEST].encode(errors="replace").decode()}  # no surrogates
             for cell in cells
-            if cell.get("cell_type") in ("code", "markdown")
+            if cell.get("cell_type") in ("code", "markdown", "raw")
         ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UnusableError("unreadable") from None
@@ -77,7 +79,8 @@ def rebuild(cells: list[dict[str, Any]], master: NotebookNode) -> NotebookNode:
     """The student version `master` with this student's answers in it, and their other cells where they had put them.
 
     So tests and given cells that were deleted, altered, renamed, doubled or moved are as they were, and nothing of the
-    file but the text of its cells goes on: no output, no tag, no attachment.
+    file but the text of its cells goes on: no output, no tag, no attachment. Prose in cells of the student's own may be
+    the written answer, so a person has to look.
 
     :raises UnusableError: no cell belongs to the assignment.
     """
@@ -89,17 +92,22 @@ def rebuild(cells: list[dict[str, Any]], master: NotebookNode) -> NotebookNode:
         name = grade_id(cell)
         if name in known and name not in answers:
             answers[name], last = cell["source"], name
+        elif cell["cell_type"] == "raw":  # neither code nor prose, unless it is an answer made raw by accident
+            continue
         elif name not in known or is_solution(known[name]):  # a copied answer counts as a cell of the student's
             make = new_code_cell if cell["cell_type"] == "code" else new_markdown_cell
             others.setdefault(last, []).append(make(cell["source"]))
     if not answers:
         raise UnusableError("no cell of the assignment")
+    prose = any(one.cell_type == "markdown" and one.source.strip() for group in others.values() for one in group)
     ordered = others.get(None, [])
     for name, cell in known.items():
         cell = NotebookNode(cell)
         if is_solution(cell):
             answer = answers.get(name, "").strip() and answers[name]
             # An empty stub would undo an answer that stands in a cell of the student's own.
+            if cell.cell_type == "markdown" and prose and answer in ("", cell.source):
+                answer = ELSEWHERE
             cell.source = answer or ("# nothing in this cell" if cell.cell_type == "code" else cell.source)
         ordered += [cell, *others.get(name, ())]
     for number, cell in enumerate(ordered):

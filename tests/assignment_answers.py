@@ -43,6 +43,11 @@ WRONG: dict[str, dict[str, str]] = {
             "def bound_is_tight(A):\n    A = np.asarray(A)\n    tv = abs(A[:, None] - A[None]).sum(-1)\n"
             "    i, j = divmod(int(tv.argmax()), len(A))\n    return bool(A[i, i] >= A[j, i] and A[j, j] >= A[i, j])"
         ),
+        "nearly: attaining to the last digit": (
+            "def bound_is_tight(A):\n    A = np.asarray(A)\n    tv = abs(A[:, None] - A[None]).sum(-1) / 2\n"
+            "    return any(tv[i, j] == tv.max() and A[i, i] >= A[j, i] and A[j, j] >= A[i, j]\n"
+            "        for i in range(len(A)) for j in range(i))"
+        ),
         "nearly: any pair": (
             "def bound_is_tight(A):\n    return any(A[i][i] >= A[j][i] and A[j][j] >= A[i][j]"
             " for i in range(len(A)) for j in range(i))"
@@ -68,6 +73,11 @@ WRONG: dict[str, dict[str, str]] = {
         ),
     },
     "a03-draw": {
+        "each matrix twice": (
+            "def draw(n, draws, seed):\n"
+            "    half = np.random.default_rng(seed).dirichlet(np.ones(n), size=((draws + 1) // 2, n))\n"
+            "    return np.concatenate([half, half])[:draws]"
+        ),
         "no seed": (
             "def draw(n, draws, seed):\n    return np.random.default_rng().dirichlet(np.ones(n), size=(draws, n))"
         ),
@@ -82,6 +92,10 @@ WRONG: dict[str, dict[str, str]] = {
     },
     "a03-wilson": {
         "in percent": "def wilson(held, drawn, z=1.96):\n    return 100 * held / drawn - z, 100 * held / drawn + z",
+        "nearly: one level, whatever z": (
+            "def wilson(held, drawn, z=1.96):\n    from scipy.stats import binomtest\n"
+            "    return tuple(binomtest(held, drawn).proportion_ci(0.95, method='wilson'))"
+        ),
         "nearly: Wald's interval": (
             "def wilson(held, drawn, z=1.96):\n    p = held / drawn\n    half = z * math.sqrt(p * (1 - p) / drawn)\n"
             "    return max(0, p - half), min(1, p + half)"
@@ -103,6 +117,12 @@ WRONG: dict[str, dict[str, str]] = {
             "        for _ in range(draws):\n"
             "            A = random_stochastic(n, generator=torch.Generator().manual_seed(seed))\n"
             "            held += bool(check_equality(A).holds)\n"
+            "        found[n] = (held / draws, *share_interval(held, draws))\n    return found"
+        ),
+        "nearly: the seed again for each size": (
+            "def experiment(sizes, draws, seed):\n    found = {}\n    for n in sizes:\n"
+            "        generator = torch.Generator().manual_seed(seed)\n"
+            "        held = int(check_equality(random_stochastic(n, draws, generator=generator)).holds.sum())\n"
             "        found[n] = (held / draws, *share_interval(held, draws))\n    return found"
         ),
         "nearly: another level": (
@@ -141,6 +161,20 @@ WRONG: dict[str, dict[str, str]] = {
         "one line": (
             "def draw_figure(content, all_tokens):\n    axes = plt.figure().gca()\n    axes.plot(content)\n"
             "    return axes"
+        ),
+        "nearly: a point out of sight": (
+            "def draw_figure(content, all_tokens):\n    axes = plt.figure().gca()\n"
+            "    for name, values in (('content', content), ('all', all_tokens)):\n"
+            "        depth = (np.arange(len(values)) + 1) / len(values)\n"
+            "        axes.plot(depth, 100 * np.array(values), label=name)\n"
+            "    axes.set(xlabel='depth', ylabel='%', ylim=(40, 100))\n    axes.legend()\n    return axes"
+        ),
+        "nearly: the names exchanged": (
+            "def draw_figure(content, all_tokens):\n    axes = plt.figure().gca()\n"
+            "    for name, values in (('all', content), ('content', all_tokens)):\n"
+            "        depth = (np.arange(len(values)) + 1) / len(values)\n"
+            "        axes.plot(depth, 100 * np.array(values), label=name)\n"
+            "    axes.set(xlabel='depth', ylabel='%')\n    axes.legend()\n    return axes"
         ),
         "nearly: layers and shares": (
             "def draw_figure(content, all_tokens):\n    axes = plt.figure().gca()\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import NotebookNode, from_dict
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from assignments.grade import GradingError, find, read_marks, read_seeds, safe, tidy
 from assignments.sandbox import Limits, Room, command, own, problem
@@ -124,7 +124,7 @@ def test_a_folder_of_honest_and_broken_work(classroom: Path, sandbox: None, tmp_
     assert "Your answer" in page and "Test cell" not in page and "Student's answer" not in page
     assert "not a notebook" in (out / "feedback" / "pickle" / f"{NAME}.html").read_text()
 
-    written = list(csv.reader((out / "written.csv").read_text().splitlines()))
+    written = list(csv.reader((out / "written.csv").read_text(encoding="utf-8-sig").splitlines()))
     assert [line[:2] for line in written[1:]] == [["Bob Smith", "a01-in-words"], ["ada", "a01-in-words"]]
     marks = tmp_path / "marks.csv"
     marks.write_text(
@@ -244,6 +244,11 @@ def test_tricks_with_names_and_answers_in_other_cells(classroom: Path, sandbox: 
     place = next(k for k, cell in enumerate(before.cells) if cell.get("id") == "a01-kappa-answer")
     before.cells.insert(place, new_code_cell(before.cells[place].source))
     before.cells[place + 1].source = ""
+    (raw,) = (cell for cell in before.cells if cell.get("id") == "a01-doeblin-answer")
+    raw.cell_type = "raw"
+    del raw["outputs"], raw["execution_count"]
+    before.cells = [cell for cell in before.cells if cell.get("id") != "a01-in-words"]
+    before.cells.append(new_markdown_cell("In words, in a cell of my own."))
     nbformat.write(before, folder / "before.ipynb")
     table, _ = grade(classroom, folder, out)
     found = scores(table)
@@ -253,6 +258,7 @@ def test_tricks_with_names_and_answers_in_other_cells(classroom: Path, sandbox: 
         "cheat": "0; total-variation failed; by-hand failed; kappa failed; doeblin failed; rollout failed",
         "moved": "10",
     }
+    assert ["before", "a01-in-words", "0", "4", "to be marked"] in table
     assert "numpy.allclose was changed" in (out / "feedback" / "cheat" / f"{NAME}.html").read_text()
     page = (out / "feedback" / "borrower" / f"{NAME}.html").read_text()
     assert page.count("write it yourself: dobnb may not be used in this question") == 2
@@ -665,7 +671,6 @@ def test_names_are_safe(name: str, safely: str) -> None:
         ("student,question,points\nada,a01-in-words,good\n", "points go from 0 to 4"),
         ("student,question,points\nada,a01-in-words,1\nada,a01-in-words,2\n", "marked twice"),
         ("\x00\n", "no column"),
-        ("student;question;points\nada;a01-in-words;1\n", "semicolons between its columns; save it with commas"),
     ],
 )
 def test_marks_that_are_none(tmp_path: Path, text: str, said: str) -> None:
@@ -676,7 +681,10 @@ def test_marks_that_are_none(tmp_path: Path, text: str, said: str) -> None:
 
 def test_marks_of_a_spreadsheet(tmp_path: Path) -> None:
     (tmp_path / "marks.csv").write_text('﻿student,question,points,maximum,comment\nada,q,"2,5",4,Good.\nbob,q,,4,\n')
-    assert read_marks(tmp_path / "marks.csv", {"q": 4}) == {("ada", "q"): {"points": 2.5, "comment": "Good."}}
+    found = {("ada", "q"): {"points": 2.5, "comment": "Good."}}
+    assert read_marks(tmp_path / "marks.csv", {"q": 4}) == found
+    (tmp_path / "marks.csv").write_text("\ufeffstudent;question;points;comment\nada;q;2,5;Good.\nbob;q;;\n")
+    assert read_marks(tmp_path / "marks.csv", {"q": 4}) == found
 
 
 def test_seeds(tmp_path: Path) -> None:
