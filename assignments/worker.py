@@ -99,14 +99,15 @@ def rebuild(cells: list[dict[str, Any]], master: NotebookNode) -> NotebookNode:
             others.setdefault(last, []).append(make(cell["source"]))
     if not answers:
         raise UnusableError("no cell of the assignment")
-    prose = any(one.cell_type == "markdown" and one.source.strip() for group in others.values() for one in group)
+    ours = {"", *(cell.source.strip() for cell in master.cells)}
+    prose = any(one.cell_type == "markdown" and one.source.strip() not in ours for of in others.values() for one in of)
     ordered = others.get(None, [])
     for name, cell in known.items():
         cell = NotebookNode(cell)
         if is_solution(cell):
             answer = answers.get(name, "").strip() and answers[name]
             # An empty stub would undo an answer that stands in a cell of the student's own.
-            if cell.cell_type == "markdown" and prose and answer in ("", cell.source):
+            if cell.cell_type == "markdown" and prose and answer.strip() in ("", cell.source.strip()):
                 answer = ELSEWHERE
             cell.source = answer or ("# nothing in this cell" if cell.cell_type == "code" else cell.source)
         ordered += [cell, *others.get(name, ())]
