@@ -149,13 +149,15 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from dobnb.measurement import Measurement, failures, table
+    from dobnb.measurement import Measurement, MeasurementError, failures, table
     from dobnb.training import EVALUATION, read_evaluation
     from dobnb.untrained import FILE, null_table, read_null
 
     nulls, trained, found = [], [], []
     for path in arguments.files:
         path = next((path / name for name in (FILE, EVALUATION) if (path / name).exists()), path)
+        if path.is_dir() and not (path / "result.json").exists() and [*path.glob("seed_*"), *path.glob("*/seed_*")]:
+            raise MeasurementError(f"{path} holds a run that has not ended; give its command again")
         names = _fields(path)
         if "runs" in names:
             trained.append((path, read_evaluation(path)))
@@ -205,9 +207,11 @@ def _train_ft_transformer(arguments: argparse.Namespace) -> int:
 
     from dobnb.ft_transformer import check_blocks, evaluate, train
     from dobnb.tables import baselines, load_table
-    from dobnb.training import EVALUATION, save_evaluation
+    from dobnb.training import EVALUATION, check_seed, save_evaluation
 
     check_blocks(arguments.blocks)
+    for seed in arguments.seeds:
+        check_seed(seed)
     table = load_table(arguments.data, data_home=arguments.data_home, split=arguments.split, target=arguments.target)
     sizes = ", ".join(f"{len(rows)} {part}" for part, rows in table.y.items())
     print(f"{table.name}: {len(table.features)} features, {table.task}, rows: {sizes}", flush=True)
@@ -236,8 +240,10 @@ def _train_vit(arguments: argparse.Namespace) -> int:
     import torch
 
     from dobnb.small_vit import evaluate, train
-    from dobnb.training import EVALUATION, save_evaluation
+    from dobnb.training import EVALUATION, check_seed, save_evaluation
 
+    for seed in arguments.seeds:
+        check_seed(seed)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     seeds, objectives = (list(dict.fromkeys(given)) for given in (arguments.seeds, arguments.objective))

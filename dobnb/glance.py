@@ -63,6 +63,8 @@ FAMILY = {
 """The family of each of the paper's pretrained models; a measurement of another model stands in for its family."""
 STANDS_IN = {"dinov2-small-saliency": "DINOv2", "minilm-l6": "language"}
 """The family that an embedded model stands in for."""
+TITLES = {"california": "California", "higgs": "Higgs", "higgs_sample": "Higgs, a part of its rows"}
+"""What a reader calls a table; others go by their own names."""
 
 
 def results(folder: Path) -> list[Result]:
@@ -98,11 +100,12 @@ def _of_measurement(path: Path, record: Mapping[str, Any]) -> Iterator[Result]:
 def _of_tables(path: Path, record: Mapping[str, Any]) -> Result:
     attention = [run["attention"] for run in record["runs"]]
     blocks, features = record["provenance"]["settings"]["blocks"], attention[0]["features"]["held"]
-    name = f"{record['table']}, {blocks} blocks"
+    table = TITLES.get(record["table"], record["table"])
+    name = f"{table}, {blocks} blocks"
     known = TABLE_3.get((record["table"], blocks))
     return Result(
         f"FT-Transformer, {known.configuration if known else name}",
-        f"FT-T {record['table']} {blocks}", _trained(len(attention)), f"test rows of {record['table']}",
+        f"FT-T {record['table']} {blocks}", _trained(len(attention)), f"test rows of {table}",
         attention[0]["n"], record["provenance"]["started"], path.name, _depth(len(features), blocks),
         _sum(one["features"]["held"] for one in attention), _sum(one["all"]["held"] for one in attention),
         sum(one["n"] for one in attention),

@@ -276,7 +276,7 @@ def at_a_glance(book: Book, page: Path) -> str:
     glance.figure(records).savefig(page.parent / "at_a_glance.png", dpi=160)
     figure = ["```{figure} at_a_glance.png", ":name: fig-at-a-glance", f":alt: {glance.description(records)}", ""]
     caption = [
-        "Share of inputs that satisfy the condition on content tokens, against relative depth. Dotted: the paper's,",
+        "Share of inputs that satisfy the condition on content tokens, against relative depth. Grey: the paper's,",
         "from its Table 4. Coloured: this edition. Band: uniformly random matrices of at least nine tokens",
         "({doc}`06_random_baseline`).",
         "```",

@@ -136,7 +136,9 @@ def make_table(
     """
     features = tuple(str(column) for column in X.columns)
     if not features:
-        raise TableError(f"{name} has no feature; a table needs one beside its target")
+        raise TableError(f"{name} has no feature; a table needs two beside its target")
+    if len(features) == 1:
+        raise TableError(f"{name} has one feature; attention among features needs two")
     if len(set(features)) < len(features):
         twice = next(feature for feature in features if features.count(feature) > 1)
         raise TableError(f"{name} has two columns called {twice!r}; rename one")
@@ -148,9 +150,11 @@ def make_table(
             row = int(np.flatnonzero(~np.isfinite(values[:, k]))[0])
             raise TableError(f"{name}: row {row} of column {feature!r} is infinite in float32; rescale or drop it")
     target = _numbers(pd.Series(y), "target", name).astype(np.float64)
-    if not np.isfinite(target).all():
-        row = int(np.flatnonzero(~np.isfinite(target))[0])
-        raise TableError(f"{name}: row {row} of the target is infinite; drop the row")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(target.astype(np.float32))
+    if not finite.all():
+        row = int(np.flatnonzero(~finite)[0])
+        raise TableError(f"{name}: row {row} of the target is infinite in float32; rescale the target or drop the row")
     parts_X = {part: values[rows[part]] for part in PARTS}
     parts_y = {part: target[rows[part]] for part in PARTS}
     if len(parts_y["train"]) < FEWEST:
@@ -322,6 +326,8 @@ def _csv(path: Path, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
         raise TableError(f"{path.name} is no readable table: {' '.join(str(error).split())}") from None
     if frame.empty:
         raise TableError(f"{path.name} has no rows")
+    if frame.shape[1] == 1 and ";" in str(frame.columns[0]):
+        raise TableError(f"{path.name} has semicolons between its columns; separate them with commas")
     _check_header(path)
     target = str(frame.columns[-1]) if target is None else target
     if target not in frame:

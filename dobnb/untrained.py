@@ -209,7 +209,7 @@ def against_null(trained: Sequence[Brief], null: Sequence[Brief], kinds: Sequenc
     """Trained beside untrained models, layer by layer, printable text: like with like, the same tokens.
 
     :param trained: of one architecture, one or several; see :func:`in_brief`.
-    :param null: two untrained ones or more.
+    :param null: untrained ones, better many.
     :param kinds: the token sets.
     :return: one row a token set and layer, and one for all layers. Shares are in per cent: of every trained model, and
         of the untrained ones the mean, the standard deviation and the range over models. kappa and margin are medians
@@ -243,8 +243,10 @@ def against_null(trained: Sequence[Brief], null: Sequence[Brief], kinds: Sequenc
 
 
 def mean_and_deviation(shares: Any) -> str:
-    """Mean and standard deviation over models, of two or more."""
+    """Mean and standard deviation over models; of one model, its share."""
     shares = np.asarray(shares)
+    if shares.size == 1:
+        return f"{shares.mean():.1f}"
     return f"{shares.mean():.1f} \N{PLUS-MINUS SIGN} {shares.std(ddof=1):.1f}"
 
 
@@ -253,7 +255,7 @@ def null_table(nulls: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     kappa and margin are medians over inputs and draws, the smallest and the largest layer, on content tokens.
 
-    :param nulls: see :func:`measure_untrained`; of two draws or more.
+    :param nulls: see :func:`measure_untrained`.
     """
     rows = []
     for null in nulls:

@@ -190,6 +190,21 @@ def test_show_prints_trainings_and_nulls(name: str, shown: str, capsys: pytest.C
     assert shown in " ".join(capsys.readouterr().out.split())
 
 
+def test_show_of_an_unfinished_run_names_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run" / "seed_0").mkdir(parents=True)
+    assert cli.main(["show", str(tmp_path / "run")]) == 2
+    assert "holds a run that has not ended; give its command again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["ft-transformer", "vit"])
+def test_seeds_are_checked_before_the_first_is_trained(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", "nowhere.csv"] if model == "ft-transformer" else []
+    assert cli.main(["train", model, *data, "--seeds", "0", "-1", "--out", str(tmp_path / "run")]) == 2
+    assert "seed is -1" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["\x1b[2J\x1b[31mred", "two\nlines", "\x9b2J"])
 def test_show_prints_no_escape_character_of_a_file(
     name: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

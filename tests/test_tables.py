@@ -107,6 +107,8 @@ def test_a_csv_of_ones_own(tmp_path: Path) -> None:
         (lambda d: d[:1], "1 rows cannot be split"),
         (lambda d: d[:0], "has no rows"),
         (lambda d: d[["y"]], "has no feature"),
+        (lambda d: d[["a", "y"]], "has one feature; attention among features needs two"),
+        (lambda d: d.assign(y=[1e200, *d.y[1:]]), "row 0 of the target is infinite in float32"),
         (lambda d: d.assign(y=[1] + [0] * 59), "60 rows cannot be split: .*least populated class"),
     ],
 )
@@ -120,6 +122,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_table(tmp_path / "gone.csv")
     with pytest.raises(TableError, match=r"'mine\.parquet' is no data set; pass california, higgs, diabetes"):
         load_table(tmp_path / "mine.parquet")
+    (tmp_path / "german.csv").write_text("a;b;y\n1;2;3\n")
+    with pytest.raises(TableError, match=r"german\.csv has semicolons between its columns; separate them with commas"):
+        load_table(tmp_path / "german.csv")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(TableError, match=r"empty\.csv is no readable table"):
         load_table(tmp_path / "empty.csv")
