@@ -3,7 +3,7 @@
 document.addEventListener("toggle", () => window.dispatchEvent(new Event("resize")), true);
 
 /* A mean with its deviation, a range, a power of ten: one line each, in whatever table. */
-const WHOLE = /[^\s,]+ (?:±|to) [^\s,]+|[^\s(]*\de-\d+[^\s]*/g;
+const WHOLE = /[^\s,]+ (?:±|to) [^\s,]+|[^\s(]*\de-\d+[^\s]*|[\d.]+-[\d.]+%?/g;
 
 for (const cell of document.querySelectorAll("article table.dataframe td")) {
   if (cell.children.length === 0) cell.innerHTML = cell.innerHTML.replace(WHOLE, '<span class="whole">$&</span>');
