@@ -468,7 +468,7 @@ def test_the_command_trains_and_reads_what_is_finished(tmp_path: Path, capsys: p
 
 
 def test_the_command_refuses_a_bad_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.csv").write_text("a,y\n" + "1,2\n1,3\n" * 20)
+    (tmp_path / "mine.csv").write_text("a,b,y\n" + "1,2,2\n1,3,3\n" * 20)
     assert cli.main(["train", "ft-transformer", "--data", str(tmp_path / "mine.csv"), "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "dobnb: error: mine: column 'a' is constant in the training part; drop it\n"
 
