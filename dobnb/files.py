@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,8 +48,18 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
     :raises ValueError: a number that is not finite.
     :raises OSError: the folder cannot be written, or is full.
     """
-    text = json.dumps(record, indent=1, allow_nan=False)
-    write_text(path, re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+    write_text(path, _pretty(record, "\n") + "\n")
+
+
+def _pretty(value: Any, line: str) -> str:
+    """JSON, indented; `line` ends a line and begins the next. Strings stay as they are, spaces and brackets included."""
+    inner = line + " "
+    if isinstance(value, Mapping) and value:
+        fields = (f"{json.dumps(name)}: {_pretty(one, inner)}" for name, one in value.items())
+        return "{" + ",".join(inner + field for field in fields) + line + "}"
+    if isinstance(value, list | tuple) and any(isinstance(one, list | tuple | Mapping) for one in value):
+        return "[" + ",".join(inner + _pretty(one, inner) for one in value) + line + "]"
+    return json.dumps(value, allow_nan=False)
 
 
 def short(value: Any) -> float:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from dobnb import __version__, cli
+from dobnb.files import write_record
 from dobnb.inputs import photographs
 from dobnb.measurement import measure
 from dobnb.models import MODELS, is_cached
@@ -301,3 +302,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_parameters_on_the_command_line(written: str, value: object) -> None:
     assert cli._literal(written) == value
+
+
+def test_a_record_is_written_as_it_is(tmp_path: Path) -> None:
+    """Names of files may hold what JSON uses for itself, and any number of spaces."""
+    record = {"files": ["a  b.png", "[1,  2]", "{\n}"], "names": [["x  [y]"], []], "none": {}, "n": {"k": (1, 2.5, None)}}
+    write_record(tmp_path / "record.json", record)
+    found = json.loads((tmp_path / "record.json").read_text())
+    assert found == record | {"n": {"k": [1, 2.5, None]}}
+    with pytest.raises(ValueError):
+        write_record(tmp_path / "other.json", {"x": [float("nan")]})
+    assert not (tmp_path / "other.json").exists()
