@@ -52,7 +52,7 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
 
 
 def _pretty(value: Any, line: str) -> str:
-    """JSON, indented; `line` ends a line and begins the next. Strings stay as they are, spaces and brackets included."""
+    """JSON, indented; `line` ends a line and begins the next. Strings stay as they are, spaces included."""
     inner = line + " "
     if isinstance(value, Mapping) and value:
         fields = (f"{json.dumps(name)}: {_pretty(one, inner)}" for name, one in value.items())

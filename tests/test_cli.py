@@ -306,7 +306,7 @@ def test_parameters_on_the_command_line(written: str, value: object) -> None:
 
 def test_a_record_is_written_as_it_is(tmp_path: Path) -> None:
     """Names of files may hold what JSON uses for itself, and any number of spaces."""
-    record = {"files": ["a  b.png", "[1,  2]", "{\n}"], "names": [["x  [y]"], []], "none": {}, "n": {"k": (1, 2.5, None)}}
+    record = {"files": ["a  b.png", "[1,  2]", "{\n}"], "names": [["x  [y]"], []], "o": {}, "n": {"k": (1, 2.5, None)}}
     write_record(tmp_path / "record.json", record)
     found = json.loads((tmp_path / "record.json").read_text())
     assert found == record | {"n": {"k": [1, 2.5, None]}}
