@@ -418,7 +418,7 @@ def test_an_evaluation_is_read_back_and_changes_are_noticed(evaluation: dict, tm
     save_evaluation(evaluation["record"], path)
     assert read_evaluation(path) == evaluation["record"]
     held = evaluation["record"]["runs"][0]["attention"]["features"]["held"][0]
-    changed = path.read_text().replace(f'"held": [ {held} ]', f'"held": [ {held + 1} ]', 1)
+    changed = path.read_text().replace(f'"held": [{held}]', f'"held": [{held + 1}]', 1)
     assert changed != path.read_text()
     path.write_text(changed)
     with pytest.raises(TrainingError, match="does not match its digest"):
